@@ -1,0 +1,108 @@
+"""What the user says about the data: files, columns, features, vocabularies, tasks.
+
+An entity (user, item, category) has one *vocabulary*; any number of features, scalar or list, use
+it and share its embedding table. A feature that names no vocabulary has one of its own, called
+like the feature.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from edorec.sections import Section
+
+Files = str | list[str]
+
+
+class DataConfig(Section):
+    """Where the rows are and how they are read."""
+
+    folder: str = Field(
+        ".", description="Folder that relative paths below start from; ${NAME} is an environment variable."
+    )
+    train: Files = Field(description="Parquet files to train on: a file, folder, glob, or list of them.")
+    valid: Files | None = Field(
+        None, description="Files for early stopping and every choice made while training."
+    )
+    test: Files | None = Field(None, description="Files that are reported and never chosen on.")
+    cache: str = Field(".cache/edorec", description="Folder for vocabularies and encoded rows.")
+    weight: str | None = Field(None, description="Column with a weight (>= 0) for each row.")
+    group: str | None = Field(None, description="Column that groups rows for GAUC, such as the user.")
+    shuffle: bool = Field(True, description="Shuffle training rows with a seeded window.")
+    shuffle_rows: int = Field(262_144, ge=1, description="Rows in the shuffle window.")
+    missing_columns: Literal["error", "null"] = Field(
+        "error",
+        description="A feature column absent from some of the files: refuse, or read it as null there "
+        "(counted in the report). Labels are never filled.",
+    )
+    memory_limit: str | None = Field(
+        None, description="Memory DuckDB may use while preparing, such as 4GB; default half of what is free."
+    )
+
+
+class VocabularyConfig(Section):
+    """The ids of one entity, in order of frequency, and which of them get an embedding row."""
+
+    dim: int | None = Field(None, ge=1, description="Embedding dim; default embedding.dim.")
+    min_count: int = Field(1, ge=1, description="Training occurrences that earn an id its own row.")
+    max_rows: int | None = Field(None, ge=0, description="At most this many ids get a row of their own.")
+    buckets: float = Field(
+        0.01,
+        ge=0,
+        description="Rows shared by hash for all other ids: a share of the ids seen when below 1, "
+        "else a number of rows. At least one row.",
+    )
+    oov_rate: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="While training, ids seen once or twice take their bucket's row with this "
+        "probability, so that buckets learn what an unknown id means.",
+    )
+
+
+class SparseFeature(Section):
+    """An id column (integers or strings) or a list of ids."""
+
+    column: str | None = Field(None, description="Column of the files; default the feature's name.")
+    vocabulary: str | None = Field(None, description="Vocabulary it shares; default one of its own.")
+    pooling: Literal["sum", "mean"] = Field("mean", description="How the rows of a list are combined.")
+    max_length: int | None = Field(None, ge=1, description="Keep only the first ids of a list.")
+    missing: list[int | str] = Field(
+        [], description="Values that mean null, such as -1; a null id has a row of its own."
+    )
+    bins: int | None = Field(
+        None,
+        ge=2,
+        description="For a numeric column: its training quantiles become the ids 0 .. bins - 1.",
+    )
+
+
+class DenseFeature(Section):
+    """A numeric column; standardized with mean and deviation of the training rows."""
+
+    column: str | None = Field(None, description="Column of the files; default the feature's name.")
+    transform: Literal["none", "log1p"] = Field(
+        "none", description="log1p is sign(x) * ln(1 + |x|), defined for every finite x."
+    )
+
+
+class FeaturesConfig(Section):
+    """The model's inputs."""
+
+    sparse: dict[str, SparseFeature] = Field({}, description="Id features by name.")
+    dense: dict[str, DenseFeature] = Field({}, description="Numeric features by name.")
+
+
+class TaskConfig(Section):
+    """A binary label to predict."""
+
+    label: str = Field(description="Column with 0, 1 or null (null: not counted for this task).")
+    loss_weight: float = Field(1.0, gt=0, description="Weight of this task in the loss.")
+    sampling_rate: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of this task's negatives that the log kept (in every split); scores, "
+        "logloss and calibration are corrected for it.",
+    )

@@ -1,0 +1,9 @@
+"""Base of every section of a run's YAML: unknown keys are errors, values are checked on assignment."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A section of the configuration; every field carries a description for the key reference."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
