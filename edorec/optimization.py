@@ -1,6 +1,7 @@
 """Settings of a training run; the dense optimizer, learning-rate schedule and early stopping."""
 
-from typing import Literal
+import math
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -44,3 +45,58 @@ class TrainConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA when there is one.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; default all that are allowed.")
     tensorboard: bool = Field(False, description="Also write TensorBoard events to the run folder.")
+
+
+def learning_rate_factor(step: int, *, total_steps: int, warmup_steps: int, decay: str) -> float:
+    """Factor on all learning rates at ``step`` (0 .. total_steps - 1): linear warm-up, then decay.
+
+    The last step of a decay is just above 0, so that no step is without effect.
+    """
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    if decay == "linear":
+        return 1 - progress
+    if decay == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1.0
+
+
+class EarlyStopping:
+    """Keeps the best value of one metric of one task, in the metric's own direction.
+
+    AUC and GAUC are better when higher, logloss and normalized entropy when lower. An undefined
+    value (None) never wins and counts as no improvement.
+
+    Attributes:
+        best: best value so far, None before the first defined one.
+        best_step: training step of ``best``.
+    """
+
+    HIGHER_IS_BETTER: ClassVar = {"auc": True, "gauc": True, "logloss": False, "ne": False}
+
+    def __init__(self, *, metric: str, patience: int | None) -> None:
+        self.metric = metric
+        self.best: float | None = None
+        self.best_step: int | None = None
+        self._patience = patience
+        self._without_better = 0
+
+    def update(self, value: float | None, *, step: int) -> bool:
+        """Takes the value at ``step``; True if it is the best so far."""
+        if value is None or not math.isfinite(value):
+            better = False
+        elif self.best is None:
+            better = True
+        else:
+            better = value > self.best if self.HIGHER_IS_BETTER[self.metric] else value < self.best
+        if better:
+            self.best, self.best_step, self._without_better = value, step, 0
+        else:
+            self._without_better += 1
+        return better
+
+    @property
+    def should_stop(self) -> bool:
+        """True after ``patience`` evaluations in a row without a better value."""
+        return self._patience is not None and self._without_better >= self._patience

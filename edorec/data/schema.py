@@ -106,3 +106,11 @@ class TaskConfig(Section):
         description="Share of this task's negatives that the log kept (in every split); scores, "
         "logloss and calibration are corrected for it.",
     )
+
+
+def in_table_order(sparse: dict[str, SparseFeature]) -> dict[str, SparseFeature]:
+    """Sparse features sorted by vocabulary and name.
+
+    Runs use this order throughout, so that the order in the YAML changes no result.
+    """
+    return dict(sorted(sparse.items(), key=lambda item: (item[1].vocabulary or item[0], item[0])))

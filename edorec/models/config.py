@@ -1,34 +1,61 @@
 """What the user says about the model: an interaction backbone and a multi-task head."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from edorec.sections import Section
 
-
-class BackboneConfig(Section):
-    """How features interact."""
-
-    name: Literal["deepfm", "dlrm", "dcnv2"] = Field("deepfm", description="Interaction backbone.")
-    hidden: list[int] = Field([256, 128], description="Widths of the backbone's MLP.")
-    num_cross_layers: int = Field(3, ge=1, description="dcnv2: cross layers.")
-    cross_rank: int = Field(64, ge=1, description="dcnv2: rank of each cross layer.")
+Hidden = list[Annotated[int, Field(ge=1)]]
 
 
-class HeadConfig(Section):
-    """How tasks share."""
+class DeepFMConfig(Section):
+    """MLP beside the pairwise term of a factorization machine (Guo et al., IJCAI 2017)."""
 
-    name: Literal["shared_bottom", "mmoe"] = Field("shared_bottom", description="Multi-task head.")
-    num_experts: int = Field(4, ge=2, description="mmoe: experts.")
-    expert_hidden: list[int] = Field([128], description="mmoe: widths of each expert.")
-    tower_hidden: list[int] = Field([64], description="Widths of each task's tower.")
+    name: Literal["deepfm"] = Field("deepfm", description="deepfm, dlrm or dcnv2.")
+    hidden: Hidden = Field([256, 128], description="Widths of the MLP.")
+
+
+class DLRMConfig(Section):
+    """Dot products of all pairs of features (Naumov et al., 2019)."""
+
+    name: Literal["dlrm"] = Field("dlrm", description="deepfm, dlrm or dcnv2.")
+    hidden: Hidden = Field([256, 128], description="Widths of the MLP over dense features.")
+
+
+class DCNv2Config(Section):
+    """Low-rank cross network beside an MLP (Wang et al., WWW 2021)."""
+
+    name: Literal["dcnv2"] = Field("dcnv2", description="deepfm, dlrm or dcnv2.")
+    hidden: Hidden = Field([256, 128], description="Widths of the MLP.")
+    num_cross_layers: int = Field(3, ge=1, description="Cross layers.")
+    cross_rank: int = Field(64, ge=1, description="Rank of each cross layer.")
+
+
+class SharedBottomConfig(Section):
+    """One tower for each task on the same representation (Caruana, 1997)."""
+
+    name: Literal["shared_bottom"] = Field("shared_bottom", description="shared_bottom or mmoe.")
+    tower_hidden: Hidden = Field([64], description="Widths of each task's tower.")
+
+
+class MMoEConfig(Section):
+    """A gate for each task over shared experts (Ma et al., KDD 2018)."""
+
+    name: Literal["mmoe"] = Field("mmoe", description="shared_bottom or mmoe.")
+    num_experts: int = Field(4, ge=2, description="Experts.")
+    expert_hidden: Hidden = Field([128], min_length=1, description="Widths of each expert.")
+    tower_hidden: Hidden = Field([64], description="Widths of each task's tower.")
 
 
 class ModelConfig(Section):
     """The dense part."""
 
-    backbone: BackboneConfig = BackboneConfig()
-    head: HeadConfig = HeadConfig()
+    backbone: DeepFMConfig | DLRMConfig | DCNv2Config = Field(
+        DeepFMConfig(), discriminator="name", description="How features interact."
+    )
+    head: SharedBottomConfig | MMoEConfig = Field(
+        SharedBottomConfig(), discriminator="name", description="How tasks share."
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout in every MLP.")
     batch_norm: bool = Field(False, description="Batch normalization in every MLP.")

@@ -1,0 +1,83 @@
+"""Files that hold a model: dense weights and tables, written whole or not at all."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edorec.embedding.fused import FusedEmbeddingBagCollection
+from edorec.errors import InputError
+
+VERSION = 1
+
+
+def save_model(
+    path: Path, *, model: nn.Module, tables: FusedEmbeddingBagCollection, step: int
+) -> None:
+    """Writes a model to a temporary name, syncs it to disk and renames it to ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    content = {
+        "version": VERSION,
+        "step": step,
+        "dense": model.state_dict(),
+        "tables": tables.tables_state(),
+    }
+    with temporary.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load_model(path: Path, *, model: nn.Module, tables: FusedEmbeddingBagCollection) -> int:
+    """Loads a model in place and returns the training step it was saved at.
+
+    Raises:
+        InputError: if the file is missing or damaged, or holds other tables or shapes.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such checkpoint")
+    try:
+        content: dict[str, Any] = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=True
+        )
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise InputError(f"{path}: not a complete checkpoint ({error})") from error
+    if content.get("version") != VERSION:
+        raise InputError(f"{path}: checkpoint version {content.get('version')}, wanted {VERSION}")
+    live = tables.tables_state()
+    problems = _differences(content["tables"], live)
+    dense = model.state_dict()
+    problems += _differences({"dense": content["dense"]}, {"dense": dense})
+    if problems:
+        raise InputError(f"{path} does not fit this configuration: " + "; ".join(problems))
+    for table, tensors in live.items():
+        for key, tensor in tensors.items():
+            tensor.copy_(content["tables"][table][key])
+    model.load_state_dict(content["dense"])
+    return int(content["step"])
+
+
+def _differences(
+    saved: dict[str, dict[str, torch.Tensor]], live: dict[str, dict[str, torch.Tensor]]
+) -> list[str]:
+    saved_shapes = _shapes(saved)
+    live_shapes = _shapes(live)
+    problems = []
+    for name in sorted(saved_shapes.keys() | live_shapes.keys()):
+        have, want = saved_shapes.get(name), live_shapes.get(name)
+        if have != want:
+            problems.append(f"{name} is {have or 'absent'} there and {want or 'absent'} here")
+    return problems
+
+
+def _shapes(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, str]:
+    return {
+        f"{group}.{name}": f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for group, tensors in groups.items()
+        for name, tensor in tensors.items()
+    }

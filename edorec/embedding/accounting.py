@@ -1,0 +1,60 @@
+"""Memory of embedding tables in bytes, as allocated and as FP32 would take.
+
+``baseline_bytes`` is the denominator of every fraction that a run states: the same tables, shared
+as configured, an FP32 row for every id of the training data, 4 bytes of optimizer state a row.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+FP32_BYTES = 4
+STATE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class TableBytes:
+    """One table as it is held in memory.
+
+    Attributes:
+        name: the vocabulary's name.
+        num_ids: ids of the training data, with or without a row of their own.
+        rows: rows allocated, buckets included.
+        buckets: rows shared by hash.
+        dim: embedding dim without padding.
+        format: row format.
+        placement: where the rows are.
+        weights_bytes: bytes allocated for rows, padding included.
+        optimizer_bytes: bytes allocated for optimizer state.
+    """
+
+    name: str
+    num_ids: int
+    rows: int
+    buckets: int
+    dim: int
+    format: str
+    placement: str
+    weights_bytes: int
+    optimizer_bytes: int
+
+
+def memory_report(tables: Iterable[TableBytes], *, peak_rss_bytes: int) -> dict[str, Any]:
+    """The ``memory`` part of report.json."""
+    tables = list(tables)
+    fp32_bytes = sum(table.num_ids * table.dim * FP32_BYTES for table in tables)
+    weights_bytes = sum(table.weights_bytes for table in tables)
+    optimizer_bytes = sum(table.optimizer_bytes for table in tables)
+    return {
+        "baseline_bytes": fp32_bytes + sum(table.num_ids for table in tables) * STATE_BYTES,
+        "fp32_bytes": fp32_bytes,
+        "weights_bytes": weights_bytes,
+        "optimizer_bytes": optimizer_bytes,
+        # Encoded data hold rows already: training keeps no id index and no cache of rows.
+        "index_bytes": 0,
+        "cache_bytes": 0,
+        "total_bytes": weights_bytes + optimizer_bytes,
+        "serving_bytes": None,
+        "peak_rss_bytes": peak_rss_bytes,
+        "tables": [dict(vars(table)) for table in tables],
+    }

@@ -1,0 +1,89 @@
+"""Which model of a run is the best: evaluates while training, keeps the best, says when to stop."""
+
+from pathlib import Path
+from typing import Any
+
+from edorec.checkpoint import save_model
+from edorec.config import RunConfig
+from edorec.data.prepare import Prepared
+from edorec.evaluate import evaluate_split
+from edorec.optimization import EarlyStopping
+from edorec.recommender import Recommender
+from edorec.report import MetricsLog
+
+SCALARS = ("auc", "gauc", "logloss", "ne", "calibration")
+
+
+class Selection:
+    """Evaluates on the validation split and saves every new best model.
+
+    Without a validation split, and as long as the deciding metric is undefined, the latest model is
+    kept.
+
+    Attributes:
+        path: file of the best model.
+        validation: its metrics by task.
+        seconds: time spent in evaluations so far.
+        events: what the report should mention.
+    """
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        prepared: Prepared,
+        config: RunConfig,
+        *,
+        run_dir: Path,
+        log: MetricsLog,
+        verbosity: int,
+    ) -> None:
+        self._recommender = recommender
+        self._prepared = prepared
+        self._config = config
+        self._log = log
+        self._verbosity = verbosity
+        stopping = config.train.early_stopping
+        self._task = stopping.task or next(iter(config.tasks))
+        self._stopping = EarlyStopping(metric=stopping.metric, patience=stopping.patience)
+        self.path = run_dir / "checkpoints" / "best.pt"
+        self.validation: dict[str, dict[str, Any]] = {}
+        self.seconds = 0.0
+        self.events: list[dict[str, Any]] = []
+
+    def update(self, *, step: int, epoch: int) -> bool:
+        """Evaluates the model after ``step``; True if training should stop."""
+        if "valid" not in self._prepared.splits:
+            self._save(step)
+            return False
+        metrics, seconds = evaluate_split(
+            self._recommender,
+            self._prepared,
+            "valid",
+            config=self._config,
+            verbosity=min(self._verbosity, 0) - 1,
+        )
+        self.seconds += seconds
+        scalars = {
+            task: {name: values[name] for name in SCALARS} for task, values in metrics.items()
+        }
+        self._log.write({"step": step, "epoch": epoch, "split": "valid", "tasks": scalars})
+        value = metrics[self._task][self._stopping.metric]
+        if self._stopping.update(value, step=step) or self._stopping.best is None:
+            self.validation = metrics
+            self._save(step)
+        if self._stopping.should_stop:
+            self.events.append(
+                {
+                    "kind": "early_stop",
+                    "step": step,
+                    "best_step": self._stopping.best_step,
+                    "task": self._task,
+                    "metric": self._stopping.metric,
+                }
+            )
+        return self._stopping.should_stop
+
+    def _save(self, step: int) -> None:
+        save_model(
+            self.path, model=self._recommender.model, tables=self._recommender.tables, step=step
+        )

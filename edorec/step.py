@@ -1,0 +1,130 @@
+"""One training step: forward, loss, backward with the fused table update, dense optimizer."""
+
+import math
+from typing import Any
+
+import torch
+
+from edorec.config import RunConfig
+from edorec.data.batch import Batch
+from edorec.devices import dense_arithmetic
+from edorec.errors import InputError
+from edorec.losses import multi_task_loss
+from edorec.optimization import learning_rate_factor
+from edorec.recommender import Recommender
+
+
+class TrainingStep:
+    """Takes batches one by one and updates the recommender in place.
+
+    Attributes:
+        num_steps: steps done.
+        num_rows: rows trained on.
+        num_skipped_rows: rows of batches that batch normalization cannot take (a last batch of
+            one row).
+        loss: loss of the last step, NaN before the first.
+        losses_T: mean loss of each task in the last step.
+    """
+
+    def __init__(self, recommender: Recommender, config: RunConfig, *, total_steps: int) -> None:
+        self._recommender = recommender
+        self._config = config
+        self._total_steps = total_steps
+        self._task_weights_T = torch.tensor(
+            [task.loss_weight for task in config.tasks.values()], device=recommender.device
+        )
+        self._optimizer = torch.optim.AdamW(
+            recommender.model.parameters(),
+            lr=config.train.learning_rate,
+            weight_decay=config.train.weight_decay,
+            fused=True,
+        )
+        self.num_steps = 0
+        self.num_rows = 0
+        self.num_skipped_rows = 0
+        self.loss = math.nan
+        self.losses_T = torch.zeros(len(config.tasks))
+
+    def __call__(self, batch: Batch) -> float:
+        """Does one step and returns its loss.
+
+        Raises:
+            InputError: if the loss is not finite, naming the step and what is not finite.
+        """
+        if len(batch) == 1 and self._config.model.batch_norm:
+            self.num_skipped_rows += 1
+            return self.loss
+        settings = self._config.train
+        device = self._recommender.device
+        self._set_learning_rates()
+        with dense_arithmetic(settings.matmul_precision, device):
+            pooled = self._recommender.embed(batch)
+            dense_BN = batch.dense_BN.to(device)
+            logits_BT = self._recommender.model(pooled, dense_BN)
+        loss, losses_T = multi_task_loss(
+            logits_BT,
+            batch.labels_BT.to(device),
+            task_weights_T=self._task_weights_T,
+            weights_B=None if batch.weights_B is None else batch.weights_B.to(device),
+        )
+        self.loss = loss.item()
+        if not math.isfinite(self.loss):
+            raise InputError(self._explain(pooled, dense_BN, losses_T))
+        self._optimizer.zero_grad()
+        loss.backward()
+        if settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._recommender.model.parameters(), settings.clip_norm)
+        self._optimizer.step()
+        self.num_steps += 1
+        self.num_rows += len(batch)
+        self.losses_T = losses_T.detach()
+        return self.loss
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the report should mention."""
+        if not self.num_skipped_rows:
+            return []
+        why = "batch normalization needs two rows, the last batch of an epoch had one"
+        return [{"kind": "skipped_rows", "rows": self.num_skipped_rows, "why": why}]
+
+    def _set_learning_rates(self) -> None:
+        settings = self._config.train
+        factor = learning_rate_factor(
+            self.num_steps,
+            total_steps=self._total_steps,
+            warmup_steps=settings.warmup_steps,
+            decay=settings.decay,
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = settings.learning_rate * factor
+        self._recommender.tables.set_learning_rate(self._config.embedding.learning_rate * factor)
+
+    def _explain(
+        self, pooled: list[torch.Tensor], dense_BN: torch.Tensor, losses_T: torch.Tensor
+    ) -> str:
+        tasks = [
+            name
+            for name, value in zip(self._config.tasks, losses_T.tolist(), strict=True)
+            if not math.isfinite(value)
+        ]
+        bad = [
+            f"embedding of feature {name}"
+            for name, tensor in zip(self._recommender.features, pooled, strict=True)
+            if not torch.isfinite(tensor).all()
+        ]
+        bad += [
+            f"dense feature {name}"
+            for name, column_B in zip(self._config.features.dense, dense_BN.T, strict=True)
+            if not torch.isfinite(column_B).all()
+        ]
+        bad += [
+            f"dense weight {name}"
+            for name, weight in self._recommender.model.named_parameters()
+            if not torch.isfinite(weight).all()
+        ]
+        where = ", ".join(bad[:3]) or "none of the inputs or weights, so the logits overflowed"
+        return (
+            f"the loss is not finite at step {self.num_steps + 1} (task {', '.join(tasks)}); "
+            f"not finite: {where}. Lower embedding.learning_rate or train.learning_rate, "
+            "or set train.clip_norm"
+        )

@@ -1,0 +1,218 @@
+"""A whole run: prepare, build, train, evaluate, report.
+
+The loop is in ``_train``; everything it uses is a part with a name of its own.
+"""
+
+import math
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from edorec import __version__
+from edorec.checkpoint import load_model
+from edorec.config import RunConfig, dump_config
+from edorec.data.batch import Batch
+from edorec.data.prepare import Prepared, prepare
+from edorec.data.reader import Reader
+from edorec.data.source import read_best_auc
+from edorec.devices import check_precision, pick_device, set_num_threads
+from edorec.embedding.accounting import memory_report
+from edorec.embedding.build import table_bytes
+from edorec.errors import InputError
+from edorec.evaluate import evaluate_split
+from edorec.memory_use import peak_rss_bytes, rss_bytes
+from edorec.progress import Progress
+from edorec.recommender import Recommender, build_recommender
+from edorec.report import MetricsLog, diagnose, print_summary, write_report
+from edorec.selection import Selection
+from edorec.step import TrainingStep
+
+LOG_EVERY_STEPS = 20
+PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "duckdb", "pyarrow", "numpy")
+
+
+def run(config: RunConfig, *, run_dir: Path | None, verbosity: int) -> dict[str, Any]:
+    """Trains the model that ``config`` describes and writes the run folder.
+
+    Args:
+        config: the whole run.
+        run_dir: folder to write, new or empty; default ``runs/<name>-<time>``.
+        verbosity: -1 quiet, 0 normal, 1 verbose.
+
+    Returns:
+        The content of report.json.
+
+    Raises:
+        ConfigError: if the configuration cannot run here.
+        InputError: if data are bad, or training diverges.
+    """
+    device = pick_device(config.train.device)
+    check_precision("train.matmul_precision", config.train.matmul_precision, device)
+    check_precision("train.eval_precision", config.train.eval_precision, device)
+    num_threads = set_num_threads(config.train.num_threads)
+    run_dir = _create_run_dir(config, run_dir)
+    (run_dir / "config.yaml").write_text(dump_config(config))
+    prepared = prepare(
+        data=config.data,
+        features=config.features,
+        vocabularies=config.vocabularies,
+        tasks=config.tasks,
+    )
+    recommender = build_recommender(config, prepared.vocabularies, device=device)
+    tensorboard = run_dir / "tensorboard" if config.train.tensorboard else None
+    with MetricsLog(run_dir / "metrics.jsonl", tensorboard_folder=tensorboard) as log:
+        selection = Selection(
+            recommender, prepared, config, run_dir=run_dir, log=log, verbosity=verbosity
+        )
+        step, seconds = _train(
+            recommender, prepared, config, selection=selection, log=log, verbosity=verbosity
+        )
+    load_model(selection.path, model=recommender.model, tables=recommender.tables)
+    report = _report(config, prepared, recommender, verbosity=verbosity)
+    report |= {
+        "run": str(run_dir),
+        "device": {"type": device.type, "num_threads": num_threads},
+        "validation": selection.validation,
+        "events": selection.events + step.events(),
+    }
+    report["speed"] |= {
+        "train_seconds": seconds,
+        "train_rows_per_second": step.num_rows / seconds,
+        "train_steps": step.num_steps,
+    }
+    report["diagnosis"] = diagnose(report)
+    write_report(run_dir, report)
+    print_summary(report, Console(quiet=verbosity < 0))
+    return report
+
+
+def _report(
+    config: RunConfig, prepared: Prepared, recommender: Recommender, *, verbosity: int
+) -> dict[str, Any]:
+    """What report.json says of the data and of the loaded model."""
+    split = next(name for name in ("test", "valid", "train") if name in prepared.splits)
+    tasks, seconds = evaluate_split(
+        recommender, prepared, split, config=config, verbosity=verbosity
+    )
+    best_auc = read_best_auc(config.data.folder) if split == "test" else {}
+    for name, metrics in tasks.items():
+        metrics["best_reachable_auc"] = best_auc.get(name)
+    tables = table_bytes(
+        recommender.tables,
+        row_maps=recommender.row_maps,
+        num_ids={name: vocab.num_ids for name, vocab in prepared.vocabularies.items()},
+        memory=config.memory,
+    )
+    return {
+        "config": config.model_dump(mode="json"),
+        "versions": _versions(),
+        "tasks_split": split,
+        "data": {
+            **{f"{name}_rows": part.rows for name, part in prepared.splits.items()},
+            "rows_by_rank": [prepared.splits["train"].rows],
+            "counts": prepared.counts,
+        },
+        "tasks": tasks,
+        "memory": memory_report(tables, peak_rss_bytes=peak_rss_bytes()),
+        "speed": {
+            "prepare_seconds": prepared.seconds,
+            "eval_rows_per_second": prepared.splits[split].rows / seconds,
+        },
+        "resumed_from_step": None,
+    }
+
+
+def _train(
+    recommender: Recommender,
+    prepared: Prepared,
+    config: RunConfig,
+    *,
+    selection: Selection,
+    log: MetricsLog,
+    verbosity: int,
+) -> tuple[TrainingStep, float]:
+    """Trains; returns the last step and the seconds of training without evaluations."""
+    settings = config.train
+    epoch_rows = prepared.splits["train"].rows
+    total_steps = settings.epochs * math.ceil(epoch_rows / settings.batch_size)
+    step = TrainingStep(recommender, config, total_steps=total_steps)
+    reader = Reader(
+        prepared,
+        "train",
+        batch_size=settings.batch_size,
+        row_maps=recommender.row_maps,
+        shuffle=config.data.shuffle,
+        shuffle_rows=config.data.shuffle_rows,
+        seed=settings.seed,
+        training=True,
+    )
+    progress = Progress(
+        total=settings.epochs * epoch_rows, unit="rows", description="train", verbosity=verbosity
+    )
+    recommender.model.train()
+    started = time.perf_counter()
+    with progress:
+        for epoch, batch in _epochs(reader, settings.epochs):
+            loss = step(batch)
+            progress.advance(len(batch), loss=loss)
+            seconds = time.perf_counter() - started - selection.seconds
+            if step.num_steps % LOG_EVERY_STEPS == 1:
+                log.write(_train_line(config, step, epoch=epoch, loss=loss, seconds=seconds))
+            if _evaluation_is_due(batch, step, epoch_rows, settings.evaluate_every_steps):
+                should_stop = selection.update(step=step.num_steps, epoch=epoch)
+                if should_stop:
+                    break
+    return step, time.perf_counter() - started - selection.seconds
+
+
+def _epochs(reader: Reader, epochs: int) -> Iterator[tuple[int, Batch]]:
+    for epoch in range(epochs):
+        for batch in reader.batches(epoch):
+            yield epoch, batch
+
+
+def _evaluation_is_due(
+    batch: Batch, step: TrainingStep, epoch_rows: int, every_steps: int | None
+) -> bool:
+    if batch.end == epoch_rows:
+        return True
+    return every_steps is not None and step.num_steps % every_steps == 0
+
+
+def _train_line(
+    config: RunConfig, step: TrainingStep, *, epoch: int, loss: float, seconds: float
+) -> dict[str, Any]:
+    return {
+        "step": step.num_steps,
+        "epoch": epoch,
+        "rows": step.num_rows,
+        "split": "train",
+        "loss": loss,
+        "losses": dict(zip(config.tasks, step.losses_T.tolist(), strict=True)),
+        "rows_per_second": step.num_rows / seconds,
+        "rss_bytes": rss_bytes(),
+    }
+
+
+def _create_run_dir(config: RunConfig, run_dir: Path | None) -> Path:
+    if run_dir is None:
+        run_dir = Path("runs") / f"{config.name or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise InputError(f"the run folder {run_dir} is not empty; give another --run-dir")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return run_dir
+
+
+def _versions() -> dict[str, str]:
+    versions = {"edorec": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):  # one of the two fbgemm wheels is there
+            versions[name] = metadata.version(name)
+    return versions
