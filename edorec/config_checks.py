@@ -1,0 +1,117 @@
+"""Faults that need two places of a configuration to see, found on the values as they were written.
+
+They work on plain values, which may also have faults of their own, so that all problems are told at
+once: what has the wrong type is passed over here.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from edorec.config_file import show_key
+from edorec.config_schema import Path
+
+Problem = tuple[Path, str]
+
+
+def cross_check(values: dict[str, Any]) -> list[Problem]:
+    """(key path, sentence) of every fault between keys."""
+    checks = (_features, _vocabularies, _labels, _training)
+    return [problem for check in checks for problem in check(values)]
+
+
+def near(name: str, names: list[str]) -> str:
+    """``; did you mean X?`` for the nearest of ``names``, else a list of them (at most ten)."""
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if match:
+        return f"; did you mean {match[0]}?"
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return f"; there are {shown}" if names else ""
+
+
+def _mapping(values: Any, *keys: str) -> dict[str, Any]:
+    """The mapping at a key path, an empty one where there is none."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
+
+
+def _entries(values: dict[str, Any], *keys: str) -> dict[str, dict[str, Any]]:
+    """The entries of a mapping of names that are mappings themselves."""
+    entries = _mapping(values, *keys).items()
+    return {name: entry for name, entry in entries if isinstance(entry, dict)}
+
+
+def _features(values: dict[str, Any]) -> Iterator[Problem]:
+    sparse = _mapping(values, "features", "sparse")
+    dense = _mapping(values, "features", "dense")
+    if not sparse and not dense and "features" in values:
+        yield ("features",), "there are no features; give some under sparse or dense"
+    for name in dense:
+        if name in sparse:
+            yield (
+                ("features", "dense", name),
+                f"{show_key(('features', 'sparse', name))} has the same name; features need "
+                "different names (column says what they read)",
+            )
+
+
+def _vocabularies(values: dict[str, Any]) -> Iterator[Problem]:
+    sparse = _entries(values, "features", "sparse")
+    declared = _mapping(values, "vocabularies")
+    own = {name for name, feature in sparse.items() if feature.get("vocabulary") in (None, name)}
+    used = {feature.get("vocabulary") or name for name, feature in sparse.items()}
+    names = [*declared, *(name for name in own if name not in declared)]
+    for name, feature in sparse.items():
+        vocabulary = feature.get("vocabulary")
+        if isinstance(vocabulary, str) and vocabulary not in names:
+            yield (
+                ("features", "sparse", name, "vocabulary"),
+                f"there is no vocabulary {vocabulary}, nor a feature of that name that has its own"
+                + near(vocabulary, names),
+            )
+    for name, settings in declared.items():
+        if name not in used and (settings is None or isinstance(settings, dict)):
+            yield (
+                ("vocabularies", name),
+                "no feature uses this vocabulary" + near(name, sorted(map(str, used))),
+            )
+
+
+def _labels(values: dict[str, Any]) -> Iterator[Problem]:
+    labels = {task.get("label"): name for name, task in _entries(values, "tasks").items()}
+    for kind in ("sparse", "dense"):
+        for name, feature in _mapping(values, "features", kind).items():
+            column = feature.get("column") if isinstance(feature, dict) else None
+            task = labels.get(column or name)
+            if task is not None:
+                path: Path = ("features", kind, name, *(["column"] if column else []))
+                yield (
+                    path,
+                    f"column {column or name} is the label of task {task}; a label cannot be a "
+                    "feature too",
+                )
+
+
+def _training(values: dict[str, Any]) -> Iterator[Problem]:
+    train, data = _mapping(values, "train"), _mapping(values, "data")
+    stopping = _mapping(train, "early_stopping")
+    tasks = list(_mapping(values, "tasks"))
+    prefix = ("train", "early_stopping")
+    task = stopping.get("task")
+    if isinstance(task, str) and tasks and task not in tasks:
+        yield (*prefix, "task"), f"there is no task {task}" + near(task, tasks)
+    if stopping.get("patience") is not None and data.get("valid") is None:
+        yield (*prefix, "patience"), "early stopping needs validation files: give data.valid"
+    if train.get("evaluate_every_steps") is not None and data.get("valid") is None:
+        yield (
+            ("train", "evaluate_every_steps"),
+            "evaluation while training needs validation files: give data.valid",
+        )
+    if stopping.get("metric") == "gauc" and data.get("group") is None:
+        yield (*prefix, "metric"), "gauc needs a column that groups rows: give data.group"
+    if _mapping(values, "model").get("batch_norm") is True and train.get("batch_size") == 1:
+        yield (
+            ("model", "batch_norm"),
+            "batch normalization needs at least two rows in a batch, and train.batch_size is 1",
+        )
