@@ -42,9 +42,7 @@ def load_model(path: Path, *, model: nn.Module, tables: FusedEmbeddingBagCollect
     if not path.exists():
         raise InputError(f"{path}: no such checkpoint")
     try:
-        content: dict[str, Any] = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=True
-        )
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"{path}: not a complete checkpoint ({error})") from error
     if content.get("version") != VERSION:

@@ -17,7 +17,7 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            ["train.device is cuda, but torch finds no CUDA device; set train.device to cpu or auto"]
+            ["train.device is cuda, but torch finds no CUDA device; set it to cpu or auto"]
         )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

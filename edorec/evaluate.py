@@ -23,7 +23,7 @@ NUM_FREQUENCY_FEATURES = 3
 
 
 def frequency_features(config: RunConfig, prepared: Prepared) -> tuple[str, ...]:
-    """Scalar features with the largest vocabularies, one a vocabulary: AUC by frequency is theirs."""
+    """Scalar features, one for each of the largest vocabularies; AUC by frequency is theirs."""
     largest: dict[str, str] = {}
     for name in in_table_order(config.features.sparse):
         if name not in prepared.list_features:
@@ -134,7 +134,9 @@ def evaluate(
     config = load_config(str(run_dir / "config.yaml"), []).config
     chosen = files or getattr(config.data, split)
     if chosen is None:
-        raise InputError(f"data.{split} is not set in {run_dir / 'config.yaml'}; pass files with --data")
+        raise InputError(
+            f"data.{split} is not set in {run_dir / 'config.yaml'}; pass files with --data"
+        )
     set_num_threads(config.train.num_threads)
     device = pick_device(config.train.device)
     prepared = prepare_extra(

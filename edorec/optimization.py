@@ -12,9 +12,13 @@ class EarlyStoppingConfig(Section):
     """When to stop, and which model counts as the best."""
 
     task: str | None = Field(None, description="Task that decides; default the first one.")
-    metric: Literal["auc", "gauc", "logloss", "ne"] = Field("auc", description="Metric that decides.")
+    metric: Literal["auc", "gauc", "logloss", "ne"] = Field(
+        "auc", description="Metric that decides."
+    )
     patience: int | None = Field(
-        None, ge=1, description="Stop after this many evaluations without a better one; default never."
+        None,
+        ge=1,
+        description="Stop after this many evaluations without a better one; default never.",
     )
 
 
@@ -25,10 +29,16 @@ class TrainConfig(Section):
     batch_size: int = Field(4096, ge=1, description="Rows a step.")
     eval_batch_size: int = Field(16_384, ge=1, description="Rows a step in evaluation.")
     seed: int = Field(0, ge=0, description="Seed of initial values and shuffling.")
-    learning_rate: float = Field(0.001, gt=0, description="Adam's learning rate for the dense part.")
+    learning_rate: float = Field(
+        0.001, gt=0, description="Adam's learning rate for the dense part."
+    )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of the dense part.")
-    clip_norm: float | None = Field(None, gt=0, description="Clip the dense gradient's norm to this.")
-    warmup_steps: int = Field(0, ge=0, description="Steps over which all learning rates rise from 0.")
+    clip_norm: float | None = Field(
+        None, gt=0, description="Clip the dense gradient's norm to this."
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps over which all learning rates rise from 0."
+    )
     decay: Literal["none", "linear", "cosine"] = Field(
         "none", description="How all learning rates fall to 0 over the run after warm-up."
     )
@@ -42,8 +52,12 @@ class TrainConfig(Section):
     eval_precision: Literal["fp32", "tf32", "bf16"] = Field(
         "fp32", description="Dense arithmetic in evaluation."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA when there is one.")
-    num_threads: int | None = Field(None, ge=1, description="CPU threads; default all that are allowed.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: CUDA when there is one."
+    )
+    num_threads: int | None = Field(
+        None, ge=1, description="CPU threads; default all that are allowed."
+    )
     tensorboard: bool = Field(False, description="Also write TensorBoard events to the run folder.")
 
 

@@ -1,4 +1,4 @@
-"""Base of every section of a run's YAML: unknown keys are errors, values are checked on assignment."""
+"""Base of every section of a run's YAML: unknown keys are errors, values never change."""
 
 from pydantic import BaseModel, ConfigDict
 

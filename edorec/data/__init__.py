@@ -1,0 +1,1 @@
+"""From raw Parquet to batches."""

@@ -18,25 +18,31 @@ class DataConfig(Section):
     """Where the rows are and how they are read."""
 
     folder: str = Field(
-        ".", description="Folder that relative paths below start from; ${NAME} is an environment variable."
+        ".",
+        description="Folder that paths below start from; ${NAME} is an environment variable.",
     )
-    train: Files = Field(description="Parquet files to train on: a file, folder, glob, or list of them.")
+    train: Files = Field(
+        description="Parquet files to train on: a file, folder, glob, or list of them."
+    )
     valid: Files | None = Field(
         None, description="Files for early stopping and every choice made while training."
     )
     test: Files | None = Field(None, description="Files that are reported and never chosen on.")
     cache: str = Field(".cache/edorec", description="Folder for vocabularies and encoded rows.")
     weight: str | None = Field(None, description="Column with a weight (>= 0) for each row.")
-    group: str | None = Field(None, description="Column that groups rows for GAUC, such as the user.")
+    group: str | None = Field(
+        None, description="Column that groups rows for GAUC, such as the user."
+    )
     shuffle: bool = Field(True, description="Shuffle training rows with a seeded window.")
     shuffle_rows: int = Field(262_144, ge=1, description="Rows in the shuffle window.")
     missing_columns: Literal["error", "null"] = Field(
         "error",
-        description="A feature column absent from some of the files: refuse, or read it as null there "
+        description="A feature column absent from some files: refuse, or read it as null there "
         "(counted in the report). Labels are never filled.",
     )
     memory_limit: str | None = Field(
-        None, description="Memory DuckDB may use while preparing, such as 4GB; default half of what is free."
+        None,
+        description="Memory for preparing, such as 4GB; default half of what is free.",
     )
 
 
@@ -45,7 +51,9 @@ class VocabularyConfig(Section):
 
     dim: int | None = Field(None, ge=1, description="Embedding dim; default embedding.dim.")
     min_count: int = Field(1, ge=1, description="Training occurrences that earn an id its own row.")
-    max_rows: int | None = Field(None, ge=0, description="At most this many ids get a row of their own.")
+    max_rows: int | None = Field(
+        None, ge=0, description="At most this many ids get a row of their own."
+    )
     buckets: float = Field(
         0.01,
         ge=0,
@@ -65,8 +73,12 @@ class SparseFeature(Section):
     """An id column (integers or strings) or a list of ids."""
 
     column: str | None = Field(None, description="Column of the files; default the feature's name.")
-    vocabulary: str | None = Field(None, description="Vocabulary it shares; default one of its own.")
-    pooling: Literal["sum", "mean"] = Field("mean", description="How the rows of a list are combined.")
+    vocabulary: str | None = Field(
+        None, description="Vocabulary it shares; default one of its own."
+    )
+    pooling: Literal["sum", "mean"] = Field(
+        "mean", description="How the rows of a list are combined."
+    )
     max_length: int | None = Field(None, ge=1, description="Keep only the first ids of a list.")
     missing: list[int | str] = Field(
         [], description="Values that mean null, such as -1; a null id has a row of its own."

@@ -1,0 +1,1 @@
+"""Embedding tables: row formats, kernels, optimizers, accounting."""

@@ -69,7 +69,7 @@ def table_bytes(
     num_ids: Mapping[str, int],
     memory: MemoryConfig,
 ) -> list[TableBytes]:
-    """What each table holds in memory; ``num_ids`` is the ids of the training data by vocabulary."""
+    """What each table holds in memory; ``num_ids``: ids of the training data by vocabulary."""
     state = tables.tables_state()
     return [
         TableBytes(

@@ -1,7 +1,7 @@
 """FP32 and FP16 tables on FBGEMM's fused kernels, on CPU and CUDA.
 
-One FBGEMM module (SplitTableBatchedEmbeddingBagsCodegen) holds all tables and applies the optimizer
-inside the backward pass. It pools by sum; the mean of a bag is that sum divided by the bag's length,
+One FBGEMM module (SplitTableBatchedEmbeddingBagsCodegen) holds all tables and applies the
+optimizer inside the backward pass. It pools by sum; the mean of a bag is that sum divided by the bag's length,
 so features that pool differently can share a table. Keys of the result are in the order of
 ``tables``, whatever the pooling or dim. torchrec's own FusedEmbeddingBagCollection has neither: it
 returns mixed poolings under each other's keys and keeps FP16 configurations in FP32.
@@ -12,15 +12,27 @@ Row-wise Adagrad then averages squared gradients over the padded dim.
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    EmbeddingLocation,
+    PoolingMode,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from edorec.versions import load_fbgemm
-
 PADDING = 4
+SPARSE_TYPES = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
+OPTIMIZERS = {
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "sgd": EmbOptimType.EXACT_SGD,
+}
 
 
 class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
@@ -65,9 +77,10 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._fbgemm = _build_fbgemm(
             tables, optimizer=optimizer, learning_rate=learning_rate, device=device
         )
-        for table, state in zip(tables, self._fbgemm.split_optimizer_states(), strict=True):
-            for tensor in state:
-                tensor.fill_(initial_accumulator)
+        for table in tables:
+            for key, tensor in self.tables_state()[table.name].items():
+                if key != "weight":
+                    tensor.fill_(initial_accumulator)
             self._init_rows(
                 table, init_std=init_std, seed=seed, num_zero_rows=num_zero_rows.get(table.name, 0)
             )
@@ -116,7 +129,8 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """By table, the live rows (``weight``) and optimizer state (``state0``, ...)."""
         weights = self._fbgemm.split_embedding_weights()
-        optimizer_states = self._fbgemm.split_optimizer_states()
+        # SGD has no state, and then FBGEMM gives an empty list rather than one a table.
+        optimizer_states = self._fbgemm.split_optimizer_states() or [()] * len(self._tables)
         return {
             table.name: {
                 "weight": weight.detach(),
@@ -149,33 +163,21 @@ def _padded(dim: int) -> int:
 
 def _build_fbgemm(
     tables: list[EmbeddingBagConfig], *, optimizer: str, learning_rate: float, device: torch.device
-) -> torch.nn.Module:
-    load_fbgemm()
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        EmbeddingLocation,
-        PoolingMode,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
+) -> Any:
     on_cuda = device.type == "cuda"
     location = EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST
     compute = ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU
-    types = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
-    optimizers = {
-        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        "adagrad": EmbOptimType.EXACT_ADAGRAD,
-        "sgd": EmbOptimType.EXACT_SGD,
-    }
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [(table.num_embeddings, _padded(table.embedding_dim), location, compute) for table in tables],
+        [
+            (table.num_embeddings, _padded(table.embedding_dim), location, compute)
+            for table in tables
+        ],
         feature_table_map=[
             index for index, table in enumerate(tables) for _ in table.feature_names
         ],
-        weights_precision=types[tables[0].data_type],
+        weights_precision=SPARSE_TYPES[tables[0].data_type],
         output_dtype=SparseType.FP32,
-        optimizer=optimizers[optimizer],
+        optimizer=OPTIMIZERS[optimizer],
         learning_rate=learning_rate,
         stochastic_rounding=tables[0].data_type == DataType.FP16,
         pooling_mode=PoolingMode.SUM,

@@ -15,7 +15,8 @@ class EmbeddingConfig(Section):
         0.01, ge=0, description="Standard deviation of initial rows; the same for every table size."
     )
     optimizer: Literal["rowwise_adagrad", "adagrad", "sgd"] = Field(
-        "rowwise_adagrad", description="Optimizer fused into the backward pass; touches looked-up rows only."
+        "rowwise_adagrad",
+        description="Optimizer fused into the backward pass; touches looked-up rows only.",
     )
     learning_rate: float = Field(0.05, gt=0, description="Learning rate of the tables.")
     initial_accumulator: float = Field(

@@ -1,0 +1,1 @@
+"""Parts of the dense model; they know nothing of tables, tasks or configuration."""

@@ -34,7 +34,13 @@ class DeepFM(nn.Module):
     """
 
     def __init__(
-        self, dims: list[int], num_dense: int, *, hidden: list[int], dropout: float, batch_norm: bool
+        self,
+        dims: list[int],
+        num_dense: int,
+        *,
+        hidden: list[int],
+        dropout: float,
+        batch_norm: bool,
     ) -> None:
         super().__init__()
         dim = check_same_dims("deepfm", dims)
@@ -50,10 +56,16 @@ class DeepFM(nn.Module):
 
 
 class DLRM(nn.Module):
-    """Dot products of all pairs of features (Naumov et al., 2019), by torchrec's InteractionArch."""
+    """Dot products of all pairs of features (Naumov et al., 2019); torchrec's InteractionArch."""
 
     def __init__(
-        self, dims: list[int], num_dense: int, *, hidden: list[int], dropout: float, batch_norm: bool
+        self,
+        dims: list[int],
+        num_dense: int,
+        *,
+        hidden: list[int],
+        dropout: float,
+        batch_norm: bool,
     ) -> None:
         super().__init__()
         dim = check_same_dims("dlrm", dims)
@@ -71,7 +83,7 @@ class DLRM(nn.Module):
 
 
 class DCNv2(nn.Module):
-    """Low-rank cross network beside an MLP (Wang et al., WWW 2021), by torchrec's LowRankCrossNet."""
+    """torchrec's low-rank cross network beside an MLP (Wang et al., WWW 2021)."""
 
     def __init__(
         self,
