@@ -1,10 +1,10 @@
 """FP32 and FP16 tables on FBGEMM's fused kernels, on CPU and CUDA.
 
 One FBGEMM module (SplitTableBatchedEmbeddingBagsCodegen) holds all tables and applies the
-optimizer inside the backward pass. It pools by sum; the mean of a bag is that sum divided by the bag's length,
-so features that pool differently can share a table. Keys of the result are in the order of
-``tables``, whatever the pooling or dim. torchrec's own FusedEmbeddingBagCollection has neither: it
-returns mixed poolings under each other's keys and keeps FP16 configurations in FP32.
+optimizer inside the backward pass. It pools by sum; the mean of a bag is that sum divided by the
+bag's length, so features that pool differently can share a table. Keys of the result are in the
+order of ``tables``, whatever the pooling or dim. torchrec's own FusedEmbeddingBagCollection has
+neither: it returns mixed poolings under each other's keys and keeps FP16 configurations in FP32.
 
 FBGEMM wants dims divisible by 4: rows are padded with zeros that stay zero, results are cut back.
 Row-wise Adagrad then averages squared gradients over the padded dim.
