@@ -45,7 +45,8 @@ def _entries(values: dict[str, Any], *keys: str) -> dict[str, dict[str, Any]]:
 def _features(values: dict[str, Any]) -> Iterator[Problem]:
     sparse = _mapping(values, "features", "sparse")
     dense = _mapping(values, "features", "dense")
-    if not sparse and not dense and "features" in values:
+    features = values.get("features")
+    if isinstance(features, dict) and not any(features.get(kind) for kind in ("sparse", "dense")):
         yield ("features",), "there are no features; give some under sparse or dense"
     for name in dense:
         if name in sparse:

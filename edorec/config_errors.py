@@ -61,6 +61,9 @@ def validation_problems(
     found: dict[Path, str] = {}
     for detail in error.errors(include_url=False, include_context=False):
         path = _real_path(source.values, detail)
+        key = find(root, path)
+        if detail["type"].startswith("union_tag") and key and key.default_choice:
+            path = (*path, key.default_choice[0])
         if path not in found:
             found[path] = _sentence(root, source, path, detail=detail)
     # A wrong item of a list is also told for the whole, as no text: drop that.
@@ -86,7 +89,8 @@ def nearest_key(
     high; a known alias; the same last part elsewhere; a like last part elsewhere.
     """
     last = str(path[-1])
-    keys = [key.path for key in walk(root) if key.path[-1] != ANY_NAME]
+    places = (key.path for key in walk(root) if key.path[-1] != ANY_NAME)
+    keys = [key for key in places if _shared(key, path) < len(key)]
     siblings = [key for key in keys if len(key) == len(path) and _shared(key, path) == len(key) - 1]
     alias = ALIASES.get(last.lower())
     alias_path = tuple(alias.split(".")) if alias else ()
@@ -184,11 +188,6 @@ def _sentence(root: type[Section], source: Source, path: Path, *, detail: ErrorD
         return f"required and not given; wanted {wanted(root, path)}"
     if detail["type"] == "extra_forbidden":
         return unknown_key(root, path, value=value, values=source.values)
-    if detail["type"] == "union_tag_invalid":
-        key = find(root, path)
-        name = key.default_choice[0] if key and key.default_choice else "name"
-        inner = (*path, name)
-        return f"{name}: wanted {wanted(root, inner)}, got {show(_dig(source.values, inner))}"
     text = f"wanted {wanted(root, path)}, got {show(_dig(source.values, path))}"
     key = find(root, path)
     if key is not None and key.path[-1] == ANY_NAME:

@@ -29,7 +29,7 @@ class Source:
         values: its content with the overrides applied; mappings, lists and scalars.
         origins: where each key was given: ``file:line``, or ``--set key=value``.
         override_keys: the key path of each override, by its origin.
-        problems: one sentence for every fault in the writing of a key.
+        problems: one sentence for every fault in the writing of a key or an override.
     """
 
     file: Path
@@ -75,7 +75,7 @@ def read_config(file: Path, overrides: list[str]) -> Source:
     """Reads a YAML file and applies ``key=value`` overrides, later ones winning.
 
     Raises:
-        ConfigError: the text is not YAML, is not a mapping, or an override is malformed.
+        ConfigError: the text is not YAML or is not a mapping.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -92,9 +92,8 @@ def read_config(file: Path, overrides: list[str]) -> Source:
     source = Source(file, _plain(values))
     if root is not None:
         _record(source, root, ())
-    problems = [problem for text in overrides for problem in _override(source, text)]
-    if problems:
-        raise ConfigError(source.problems + problems)
+    for override in overrides:
+        source.problems += _override(source, override)
     return source
 
 
