@@ -12,7 +12,6 @@ from edorec.config import RunConfig, load_config
 from edorec.data.batch import Batch
 from edorec.data.prepare import Prepared, load_prepared, prepare_extra
 from edorec.data.reader import Reader
-from edorec.data.schema import in_table_order
 from edorec.devices import dense_arithmetic, pick_device, set_num_threads
 from edorec.errors import InputError
 from edorec.metrics import TaskMetrics
@@ -25,7 +24,7 @@ NUM_FREQUENCY_FEATURES = 3
 def frequency_features(config: RunConfig, prepared: Prepared) -> tuple[str, ...]:
     """Scalar features, one for each of the largest vocabularies; AUC by frequency is theirs."""
     largest: dict[str, str] = {}
-    for name in in_table_order(config.features.sparse):
+    for name in config.features.sparse:
         if name not in prepared.list_features:
             largest.setdefault(prepared.feature_vocabulary[name], name)
     by_size = sorted(largest, key=lambda name: (-prepared.vocabularies[name].num_ids, name))

@@ -7,7 +7,7 @@ import torch
 
 from edorec.config import RunConfig
 from edorec.data.batch import Batch
-from edorec.data.schema import VocabularyConfig, in_table_order
+from edorec.data.schema import VocabularyConfig
 from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import RowMap, build_row_map
 from edorec.embedding.build import build_tables
@@ -55,7 +55,7 @@ def build_recommender(
     Raises:
         ConfigError: if the model cannot work on these features.
     """
-    features = in_table_order(config.features.sparse)
+    features = config.features.sparse
     names = sorted({feature.vocabulary or name for name, feature in features.items()})
     settings = {name: config.vocabularies.get(name, VocabularyConfig()) for name in names}
     row_maps = {

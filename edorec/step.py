@@ -18,6 +18,7 @@ class TrainingStep:
     """Takes batches one by one and updates the recommender in place.
 
     Attributes:
+        recommender: what is trained.
         num_steps: steps done.
         num_rows: rows trained on.
         num_skipped_rows: rows of batches that batch normalization cannot take (a last batch of
@@ -27,7 +28,7 @@ class TrainingStep:
     """
 
     def __init__(self, recommender: Recommender, config: RunConfig, *, total_steps: int) -> None:
-        self._recommender = recommender
+        self.recommender = recommender
         self._config = config
         self._total_steps = total_steps
         self._task_weights_T = torch.tensor(
@@ -55,12 +56,12 @@ class TrainingStep:
             self.num_skipped_rows += 1
             return self.loss
         settings = self._config.train
-        device = self._recommender.device
+        device = self.recommender.device
         self._set_learning_rates()
         with dense_arithmetic(settings.matmul_precision, device):
-            pooled = self._recommender.embed(batch)
+            pooled = self.recommender.embed(batch)
             dense_BN = batch.dense_BN.to(device)
-            logits_BT = self._recommender.model(pooled, dense_BN)
+            logits_BT = self.recommender.model(pooled, dense_BN)
         loss, losses_T = multi_task_loss(
             logits_BT,
             batch.labels_BT.to(device),
@@ -73,7 +74,7 @@ class TrainingStep:
         self._optimizer.zero_grad()
         loss.backward()
         if settings.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._recommender.model.parameters(), settings.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self.recommender.model.parameters(), settings.clip_norm)
         self._optimizer.step()
         self.num_steps += 1
         self.num_rows += len(batch)
@@ -97,7 +98,7 @@ class TrainingStep:
         )
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate * factor
-        self._recommender.tables.set_learning_rate(self._config.embedding.learning_rate * factor)
+        self.recommender.tables.set_learning_rate(self._config.embedding.learning_rate * factor)
 
     def _explain(
         self, pooled: list[torch.Tensor], dense_BN: torch.Tensor, losses_T: torch.Tensor
@@ -109,7 +110,7 @@ class TrainingStep:
         ]
         bad = [
             f"embedding of feature {name}"
-            for name, tensor in zip(self._recommender.features, pooled, strict=True)
+            for name, tensor in zip(self.recommender.features, pooled, strict=True)
             if not torch.isfinite(tensor).all()
         ]
         bad += [
@@ -119,7 +120,7 @@ class TrainingStep:
         ]
         bad += [
             f"dense weight {name}"
-            for name, weight in self._recommender.model.named_parameters()
+            for name, weight in self.recommender.model.named_parameters()
             if not torch.isfinite(weight).all()
         ]
         where = ", ".join(bad[:3]) or "none of the inputs or weights, so the logits overflowed"

@@ -7,7 +7,7 @@ like the feature.
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from edorec.sections import Section
 
@@ -105,6 +105,14 @@ class FeaturesConfig(Section):
     sparse: dict[str, SparseFeature] = Field({}, description="Id features by name.")
     dense: dict[str, DenseFeature] = Field({}, description="Numeric features by name.")
 
+    @field_validator("sparse")
+    @classmethod
+    def _in_table_order(cls, sparse: dict[str, SparseFeature]) -> dict[str, SparseFeature]:
+        """Sorted by vocabulary and name, so that the order in the YAML changes no result."""
+        return dict(
+            sorted(sparse.items(), key=lambda item: (item[1].vocabulary or item[0], item[0]))
+        )
+
 
 class TaskConfig(Section):
     """A binary label to predict."""
@@ -118,11 +126,3 @@ class TaskConfig(Section):
         description="Share of this task's negatives that the log kept (in every split); scores, "
         "logloss and calibration are corrected for it.",
     )
-
-
-def in_table_order(sparse: dict[str, SparseFeature]) -> dict[str, SparseFeature]:
-    """Sparse features sorted by vocabulary and name.
-
-    Runs use this order throughout, so that the order in the YAML changes no result.
-    """
-    return dict(sorted(sparse.items(), key=lambda item: (item[1].vocabulary or item[0], item[0])))

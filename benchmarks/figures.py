@@ -1,0 +1,95 @@
+"""What every benchmark writes: its figures, their bounds, and where they were measured."""
+
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+PACKAGES = ("edorec", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numba", "numpy")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        name: what it is.
+        value: the number.
+        unit: its unit; ``ratio`` for a quotient of two paired measurements.
+        at_least: bound that it must reach, None if it has none.
+        at_most: bound that it must not exceed, None if it has none.
+    """
+
+    name: str
+    value: float
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def bound(self) -> float | None:
+        """The bound, None for a figure that is only reported."""
+        return self.at_least if self.at_least is not None else self.at_most
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the bound holds, None without one."""
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return None
+
+
+def write_figures(figures: list[Figure], *, json_path: Path | None) -> None:
+    """Prints the figures as a table and writes them to ``json_path`` if given."""
+    table = Table("figure", "value", "unit", "bound", "ok")
+    for figure in figures:
+        sign = ">= " if figure.at_least is not None else "<= "
+        bound = "" if figure.bound is None else f"{sign}{figure.bound:g}"
+        verdict = "" if figure.ok is None else ("yes" if figure.ok else "NO")
+        table.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, bound, verdict)
+    Console().print(table)
+    if json_path is None:
+        return
+    content = {
+        "figures": [
+            {"name": f.name, "value": f.value, "unit": f.unit, "bound": f.bound, "ok": f.ok}
+            for f in figures
+        ],
+        "machine": machine(),
+        "versions": versions(),
+        "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+    }
+    temporary = json_path.with_name(f"{json_path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(json_path)
+
+
+def machine() -> dict[str, str | int]:
+    """Processor, CPUs this process may use, system."""
+    name = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), name)
+    return {
+        "processor": name,
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide the figures."""
+    installed = {
+        dist.metadata["Name"].lower().replace("_", "-"): dist.version
+        for dist in metadata.distributions()
+    }
+    return {name: installed[name] for name in PACKAGES if name in installed}
