@@ -1,0 +1,57 @@
+"""Every backbone with every head."""
+
+import pytest
+import torch
+
+from edorec.models.config import (
+    DCNv2Config,
+    DeepFMConfig,
+    DLRMConfig,
+    MMoEConfig,
+    ModelConfig,
+    SharedBottomConfig,
+)
+from edorec.models.model import BACKBONES, HEADS, build_model
+
+BACKBONE_CONFIGS = [DeepFMConfig(hidden=[8]), DLRMConfig(hidden=[8]), DCNv2Config(hidden=[8])]
+HEAD_CONFIGS = [
+    SharedBottomConfig(tower_hidden=[4]),
+    MMoEConfig(num_experts=2, expert_hidden=[6], tower_hidden=[4]),
+]
+
+
+def test_the_matrix_below_is_complete() -> None:
+    assert {config.name for config in BACKBONE_CONFIGS} == set(BACKBONES)
+    assert {config.name for config in HEAD_CONFIGS} == set(HEADS)
+
+
+@pytest.mark.parametrize("head", HEAD_CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("backbone", BACKBONE_CONFIGS, ids=lambda config: config.name)
+def test_every_weight_and_input_gets_a_gradient(
+    backbone: DeepFMConfig | DLRMConfig | DCNv2Config, head: SharedBottomConfig | MMoEConfig
+) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(backbone=backbone, head=head, batch_norm=True, dropout=0.1)
+    model = build_model(config, dims=[4, 4, 4], num_dense=2, num_tasks=3)
+    pooled = [torch.randn(16, 4, requires_grad=True) for _ in range(3)]
+    dense = torch.randn(16, 2, requires_grad=True)
+    logits = model(pooled, dense)
+    assert logits.shape == (16, 3)
+    logits.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    for tensor in [*pooled, dense]:
+        assert tensor.grad is not None
+        assert tensor.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("backbone", BACKBONE_CONFIGS, ids=lambda config: config.name)
+def test_a_rows_logits_do_not_depend_on_the_other_rows(
+    backbone: DeepFMConfig | DLRMConfig | DCNv2Config,
+) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(backbone=backbone, batch_norm=True)
+    model = build_model(config, dims=[4, 4], num_dense=1, num_tasks=2).eval()
+    pooled, dense = [torch.randn(9, 4) for _ in range(2)], torch.randn(9, 1)
+    one = model([tensor[3:4] for tensor in pooled], dense[3:4])
+    torch.testing.assert_close(one, model(pooled, dense)[3:4], rtol=1e-5, atol=1e-6)
