@@ -67,7 +67,7 @@ def load_config(name_or_path: str, overrides: list[str]) -> Loaded:
         ConfigError: with every problem found, one line each: where, which key, what is wrong.
     """
     source = read_config(find_config(name_or_path), overrides)
-    _fill_empty_sections(source.values)
+    _complete(source.values)
     config, problems = None, cross_check(source.values)
     try:
         config = RunConfig.model_validate(source.values, strict=True)
@@ -93,16 +93,18 @@ def print_config(loaded: Loaded) -> str:
     return _to_yaml(_commented(loaded.config.model_dump(), (), provenance=loaded.provenance))
 
 
-def _fill_empty_sections(values: dict[str, Any]) -> None:
-    """Reads a key with nothing after it as an empty section, and fills in default choices."""
+def _complete(values: dict[str, Any]) -> None:
+    """Reads a section with nothing in it as an empty one, and fills in default choices."""
     keys = list(walk(RunConfig))
 
     def fill(mapping: dict[str, Any], path: KeyPath) -> None:
         for name in mapping:
             key = next((key for key in keys if key.fits((*path, name))), None)
-            if key is None or not (key.sections or key.entry):
+            if key is None:
                 continue
-            if mapping[name] is None:
+            if mapping[name] is None and key.takes_null_word:
+                mapping[name] = "null"
+            if mapping[name] is None and (key.sections or key.entry):
                 mapping[name] = {}
             if isinstance(mapping[name], dict):
                 fill(mapping[name], (*path, name))

@@ -80,18 +80,18 @@ def _vocabularies(values: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _labels(values: dict[str, Any]) -> Iterator[Problem]:
-    labels = {task.get("label"): name for name, task in _entries(values, "tasks").items()}
+    labels = {
+        task.get("label"): f"the label of task {name}; a label"
+        for name, task in _entries(values, "tasks").items()
+    }
+    labels.setdefault(_mapping(values, "data").get("weight"), "the weight of rows; a weight")
     for kind in ("sparse", "dense"):
         for name, feature in _mapping(values, "features", kind).items():
             column = feature.get("column") if isinstance(feature, dict) else None
-            task = labels.get(column or name)
-            if task is not None:
+            role = labels.get(column or name)
+            if role is not None:
                 path: Path = ("features", kind, name, *(["column"] if column else []))
-                yield (
-                    path,
-                    f"column {column or name} is the label of task {task}; a label cannot be a "
-                    "feature too",
-                )
+                yield path, f"column {column or name} is {role} cannot be a feature too"
 
 
 def _training(values: dict[str, Any]) -> Iterator[Problem]:

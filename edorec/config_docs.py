@@ -111,6 +111,9 @@ def _default(field: FieldInfo) -> str:
 
 def _allow_empty(property_: dict[str, Any]) -> None:
     """Lets a key that holds a section, or a mapping of sections, hold null instead."""
+    if "null" in property_.get("enum", ()):
+        property_["enum"].append(None)
+        del property_["type"]
     entries = property_.get("additionalProperties")
     if isinstance(entries, dict) and "$ref" in entries:
         property_["additionalProperties"] = {"anyOf": [entries, {"type": "null"}]}

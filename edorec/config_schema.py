@@ -60,6 +60,11 @@ class Key:
             return None
         return self.field.discriminator, getattr(self.field.default, self.field.discriminator)
 
+    @property
+    def takes_null_word(self) -> bool:
+        """Whether the text ``null`` is one of its choices, which YAML reads as no value."""
+        return get_origin(self.annotation) is Literal and "null" in get_args(self.annotation)
+
     def fits(self, path: Path) -> bool:
         """Whether ``path`` is an instance of this key."""
         return len(path) == len(self.path) and all(

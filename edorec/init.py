@@ -71,12 +71,13 @@ def write_config(data: str, *, out: Path | None) -> str:
 def _data(splits: Splits, guesses: Guesses, *, sample: Sample) -> str:
     text = f"data:\n  folder: {_scalar(str(splits.folder))}\n"
     for split, name in splits.names.items():
-        text += f"  {split}: {_scalar(name)}\n"
+        note = "  # every Parquet file in the folder and below" if name == "." else ""
+        text += f"  {split}: {_scalar(name)}{note}\n"
     if "valid" not in splits.names and "test" not in splits.names:
         text += NO_SPLIT
         if guesses.time:
             text += TIME_SPLIT.format(
-                files=splits.folder / splits.names["train"],
+                files=_files(splits),
                 column='"' + guesses.time.name.replace('"', '""') + '"',
                 first=_sql(sample.quantile(guesses.time, 0.8)),
                 second=_sql(sample.quantile(guesses.time, 0.9)),
@@ -86,6 +87,14 @@ def _data(splits: Splits, guesses: Guesses, *, sample: Sample) -> str:
     if guesses.weight:
         text += f"  # weight: {_scalar(guesses.weight.name)}  # guess: if it weighs the rows\n"
     return text
+
+
+def _files(splits: Splits) -> Path:
+    """The training files as DuckDB finds them."""
+    name = splits.names["train"]
+    if len(splits.train_files) > 1 and (splits.folder / name).is_dir():
+        return splits.folder / name / "**" / f"*{splits.train_files[0].suffix}"
+    return splits.train_files[0] if len(splits.train_files) == 1 else splits.folder / name
 
 
 def _tasks(guesses: Guesses) -> str:

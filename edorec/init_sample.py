@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from edorec.data.source import SUFFIXES, find_files, open_file
 from edorec.errors import InputError
 
 SAMPLE_ROWS = 200_000
@@ -85,8 +84,7 @@ class Sample:
             InputError: a file cannot be read, or there are no rows.
         """
         chosen = files[:: math.ceil(len(files) / SAMPLE_FILES)]
-        schema = _schema(chosen[0])
-        names = schema.names
+        names = open_file(chosen[0]).names
         self.repeated = sorted({name for name in names if names.count(name) > 1})
         self._connection = duckdb.connect(config={"threads": 2})
         part = f"(SELECT * FROM read_parquet(?) LIMIT {SAMPLE_ROWS // len(chosen)})"
@@ -167,45 +165,24 @@ def find_splits(data: str) -> Splits:
         data: a Parquet file, a folder, or a glob.
 
     Raises:
-        InputError: there are no Parquet files.
+        InputError: there are no Parquet files, or no such file or folder.
     """
     path = Path(data)
     if path.is_file():
-        return Splits(path.resolve().parent, {"train": path.name}, [path])
-    if path.is_dir():
+        folder, names = path.resolve().parent, {"train": path.name}
+    elif path.is_dir():
         names = {
             split: entry.name
             for split, known in SPLIT_NAMES.items()
             for entry in sorted(path.iterdir())
-            if (entry.stem if entry.suffix == ".parquet" else entry.name).lower() in known
+            if (entry.stem if entry.suffix in SUFFIXES else entry.name).lower() in known
         }
-        if "train" not in names:
-            nested = not any(path.glob("*.parquet"))
-            names = {"train": "**/*.parquet" if nested else "*.parquet"}
-        folder = path.resolve()
+        folder, names = path.resolve(), names if "train" in names else {"train": "."}
     else:
         parts = Path(data).absolute().parts
         fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
         folder, names = Path(*parts[:fixed]), {"train": str(Path(*parts[fixed:]))}
-    files = _parquet_files(folder, names["train"])
-    if not files:
-        raise InputError(f"{data}: there are no Parquet files here")
-    return Splits(folder, names, files)
-
-
-def _parquet_files(folder: Path, name: str) -> list[Path]:
-    path = folder / name
-    if path.is_dir():
-        return sorted(path.rglob("*.parquet"))
-    found = glob.glob(str(path), recursive=True)
-    return sorted(Path(file) for file in found if Path(file).is_file())
-
-
-def _schema(file: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(file)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{file}: is not a readable Parquet file: {_first_line(error)}") from error
+    return Splits(folder, names, find_files(names["train"], folder=str(folder), key="DATA"))
 
 
 def _kind(type_: str) -> Kind:

@@ -125,9 +125,9 @@ def test_split_folders_plain_folders_and_globs(tmp_path):
     data = load(tmp_path / "1", tmp_path / "split")[0].data
     assert (data.train, data.valid, data.test) == ("train", "val", None)
     data = load(tmp_path / "2", tmp_path / "plain")[0].data
-    assert (data.folder, data.train) == (str(tmp_path / "plain"), "*.parquet")
+    assert (data.folder, data.train) == (str(tmp_path / "plain"), ".")
     data = load(tmp_path / "3", tmp_path / "deep")[0].data
-    assert (data.folder, data.train) == (str(tmp_path / "deep"), "**/*.parquet")
+    assert (data.folder, data.train) == (str(tmp_path / "deep"), ".")
     data = load(tmp_path / "4", f"{tmp_path}/pl*/a.parquet")[0].data
     assert (data.folder, data.train) == (str(tmp_path), "pl*/a.parquet")
 
@@ -198,10 +198,10 @@ def test_a_log_without_label_feature_or_row(tmp_path, columns, message):
 def test_files_that_are_not_there_not_parquet_or_not_to_be_overwritten(tmp_path):
     with pytest.raises(InputError) as caught:
         write_config(str(tmp_path / "none"), out=None)
-    assert str(caught.value) == f"{tmp_path / 'none'}: there are no Parquet files here"
+    assert str(caught.value) == f"DATA: {tmp_path / 'none'}: no such file or folder"
     text = tmp_path / "text.parquet"
     text.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"text\.parquet: is not a readable Parquet file"):
+    with pytest.raises(InputError, match=r"text\.parquet is not a sound Parquet file"):
         write_config(str(text), out=None)
     with pytest.raises(InputError) as caught:
         write_config(str(tmp_path), out=text)
