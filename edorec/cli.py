@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -77,7 +77,7 @@ Examples:
 
   edorec evaluate runs/first --split valid
 
-  edorec evaluate runs/first --files "/data/may/*.parquet"
+  edorec evaluate runs/first --data "/data/may/*.parquet"
 """
 
 INIT_HELP = """Write a first configuration for a log, with its guesses marked as such.
@@ -162,7 +162,7 @@ def prepare(
     with _reported():
         loaded = load_config(config, [*(overrides or []), *(values or [])])
         from edorec.data.prepare import prepare as prepare_data
-        from edorec.prepare_summary import print_prepared
+        from edorec.summaries import print_prepared
 
         prepared = prepare_data(
             data=loaded.config.data,
@@ -179,10 +179,14 @@ def evaluate(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     files: Annotated[
         list[str] | None,
-        typer.Option("--files", help="Parquet files to use in place of a split. May be repeated."),
+        typer.Option(
+            "--data",
+            metavar="FILES",
+            help="Parquet files to use in place of a split: a file, folder or glob. May be repeated.",
+        ),
     ] = None,
     split: Annotated[
-        str, typer.Option("--split", help="Split of the run's data: train, valid or test.")
+        Literal["train", "valid", "test"], typer.Option("--split", help="Split of the run's data.")
     ] = "test",
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -192,10 +196,10 @@ def evaluate(
         check_versions()
         load_fbgemm()
         from edorec.evaluate import evaluate as evaluate_run
+        from edorec.summaries import print_evaluation
 
-        evaluate_run(
-            run_dir, files=files or None, split=split, verbosity=_verbosity(quiet, verbose)
-        )
+        verbosity = _verbosity(quiet, verbose)
+        print_evaluation(evaluate_run(run_dir, files=files, split=split, verbosity=verbosity))
 
 
 @app.command(help=INIT_HELP)

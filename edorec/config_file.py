@@ -80,7 +80,7 @@ def read_config(file: Path, overrides: list[str]) -> Source:
     try:
         text = file.read_text(encoding="utf-8")
         root = _yaml().compose(text)
-        values = _yaml().load(text)
+        values = _yaml(keys_may_repeat=True).load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{file}: cannot be read: {error}"]) from error
     except MarkedYAMLError as error:
@@ -149,10 +149,10 @@ def _quoted(part: str) -> str:
     return f"'{part}'" if "'" not in part else f'"{part}"'
 
 
-def _yaml() -> YAML:
-    """A reader of YAML 1.2 into plain values; keys written twice are reported by ``_record``."""
+def _yaml(*, keys_may_repeat: bool = False) -> YAML:
+    """A reader of YAML 1.2 into plain values; in files ``_record`` reports keys that repeat."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.allow_duplicate_keys = True
+    yaml.allow_duplicate_keys = keys_may_repeat
     return yaml
 
 

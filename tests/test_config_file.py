@@ -47,6 +47,12 @@ def test_yaml_faults_have_a_line(tmp_path):
     ]
 
 
+def test_an_override_with_a_key_twice(tmp_path):
+    (line,) = problems(write(tmp_path, GOOD), "train={seed: 1, seed: 2}")
+    assert line.startswith("--set train={seed: 1, seed: 2}: the value is not valid YAML: ")
+    assert 'duplicate key "seed"' in line
+
+
 def test_an_override_cannot_go_through_a_value(tmp_path):
     assert problems(write(tmp_path, GOOD), "tasks.click.label.x=1") == [
         "--set tasks.click.label.x=1: tasks.click.label holds 'label_click'; set it as a whole"
