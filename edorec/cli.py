@@ -182,7 +182,7 @@ def evaluate(
         typer.Option(
             "--data",
             metavar="FILES",
-            help="Parquet files to use in place of a split: a file, folder or glob. May be repeated.",
+            help="Parquet files in place of a split: a file, folder or glob. May be repeated.",
         ),
     ] = None,
     split: Annotated[
