@@ -176,7 +176,7 @@ def prepare(
 
 @app.command(help=EVALUATE_HELP)
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a finished run.")],
     files: Annotated[
         list[str] | None,
         typer.Option(

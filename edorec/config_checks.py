@@ -42,6 +42,12 @@ def _entries(values: dict[str, Any], *keys: str) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in entries if isinstance(entry, dict)}
 
 
+def _text(entry: Any, key: str) -> str | None:
+    """The text at a key of a mapping, None where there is none."""
+    value = entry.get(key) if isinstance(entry, dict) else None
+    return value if isinstance(value, str) else None
+
+
 def _features(values: dict[str, Any]) -> Iterator[Problem]:
     sparse = _mapping(values, "features", "sparse")
     dense = _mapping(values, "features", "dense")
@@ -60,12 +66,12 @@ def _features(values: dict[str, Any]) -> Iterator[Problem]:
 def _vocabularies(values: dict[str, Any]) -> Iterator[Problem]:
     sparse = _entries(values, "features", "sparse")
     declared = _mapping(values, "vocabularies")
-    own = {name for name, feature in sparse.items() if feature.get("vocabulary") in (None, name)}
-    used = {feature.get("vocabulary") or name for name, feature in sparse.items()}
+    given = {name: _text(feature, "vocabulary") for name, feature in sparse.items()}
+    own = {name for name, vocabulary in given.items() if vocabulary in (None, name)}
+    used = {vocabulary or name for name, vocabulary in given.items()}
     names = [*declared, *(name for name in own if name not in declared)]
-    for name, feature in sparse.items():
-        vocabulary = feature.get("vocabulary")
-        if isinstance(vocabulary, str) and vocabulary not in names:
+    for name, vocabulary in given.items():
+        if vocabulary is not None and vocabulary != name and vocabulary not in names:
             yield (
                 ("features", "sparse", name, "vocabulary"),
                 f"there is no vocabulary {vocabulary}, nor a feature of that name that has its own"
@@ -75,20 +81,20 @@ def _vocabularies(values: dict[str, Any]) -> Iterator[Problem]:
         if name not in used and (settings is None or isinstance(settings, dict)):
             yield (
                 ("vocabularies", name),
-                "no feature uses this vocabulary" + near(name, sorted(map(str, used))),
+                "no feature uses this vocabulary" + near(name, sorted(used)),
             )
 
 
 def _labels(values: dict[str, Any]) -> Iterator[Problem]:
-    labels = {
-        task.get("label"): f"the label of task {name}; a label"
+    roles: dict[str | None, str] = {
+        _text(task, "label"): f"the label of task {name}; a label"
         for name, task in _entries(values, "tasks").items()
     }
-    labels.setdefault(_mapping(values, "data").get("weight"), "the weight of rows; a weight")
+    roles.setdefault(_text(values.get("data"), "weight"), "the weight of rows; a weight")
     for kind in ("sparse", "dense"):
         for name, feature in _mapping(values, "features", kind).items():
-            column = feature.get("column") if isinstance(feature, dict) else None
-            role = labels.get(column or name)
+            column = _text(feature, "column")
+            role = roles.get(column or name)
             if role is not None:
                 path: Path = ("features", kind, name, *(["column"] if column else []))
                 yield path, f"column {column or name} is {role} cannot be a feature too"
@@ -99,8 +105,8 @@ def _training(values: dict[str, Any]) -> Iterator[Problem]:
     stopping = _mapping(train, "early_stopping")
     tasks = list(_mapping(values, "tasks"))
     prefix = ("train", "early_stopping")
-    task = stopping.get("task")
-    if isinstance(task, str) and tasks and task not in tasks:
+    task = _text(stopping, "task")
+    if task is not None and tasks and task not in tasks:
         yield (*prefix, "task"), f"there is no task {task}" + near(task, tasks)
     if stopping.get("patience") is not None and data.get("valid") is None:
         yield (*prefix, "patience"), "early stopping needs validation files: give data.valid"

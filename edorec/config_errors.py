@@ -163,7 +163,7 @@ def _named(key: tuple[str, ...], path: Path, *, values: dict[str, Any]) -> tuple
         if key[0] == "vocabularies":
             feature = values["features"]["sparse"][name]
             name = str(feature.get("vocabulary") or name)
-    elif path[0] == key[0] and len(path) > 2:
+    elif path[0] == key[0] and len(path) >= len(key):
         name = str(path[len(key) - 2])
     return tuple(name if part == ANY_NAME else part for part in key)
 

@@ -1,11 +1,16 @@
 """Loading configurations: values, where they came from, every problem at once."""
 
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from edorec.config import RunConfig, dump_config, load_config, print_config
+from edorec.config_file import show_key
 from edorec.config_schema import ANY_NAME, describe, find, walk
+from edorec.errors import ConfigError
 from tests.config_samples import GOOD, problems, write
 
 
@@ -123,3 +128,39 @@ def test_every_key_has_a_description_and_words_for_its_type():
         assert describe(key.annotation, key.field)
         if key.path[-1] != ANY_NAME and not key.sections and key.field is not None:
             assert (key.field.description or "").endswith("."), key.path
+
+
+KEYS = [
+    show_key(tuple(name if part == ANY_NAME else part for part in key.path) + tail)
+    for key in walk(RunConfig)
+    for name in ("user", "item", "click", "dim", "lr")
+    for tail in ((), ("lr",), ("column", "x"))
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.sampled_from(KEYS),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), min_size=1, max_size=3))
+def test_whatever_is_written_loads_or_is_told_in_lines(tmp_path, overrides):
+    path = write(tmp_path, GOOD)
+    # JSON is YAML, but for NaN and infinity.
+    texts = [f"{key}={json.dumps(value)}" for key, value in overrides]
+    texts = [text.replace("NaN", ".nan").replace("Infinity", ".inf") for text in texts]
+    try:
+        config = load_config(path, texts).config
+    except ConfigError as error:
+        lines = error.problems
+    else:
+        again = write(tmp_path, dump_config(config), "again.yaml")
+        assert load_config(again, []).config == config
+        return
+    assert lines
+    assert all(line and "\n" not in line for line in lines)
