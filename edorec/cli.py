@@ -162,14 +162,16 @@ def prepare(
     with _reported():
         loaded = load_config(config, [*(overrides or []), *(values or [])])
         from edorec.data.prepare import prepare as prepare_data
-        from edorec.summaries import print_prepared
+        from edorec.summaries import preparing, print_prepared
 
-        prepared = prepare_data(
-            data=loaded.config.data,
-            features=loaded.config.features,
-            vocabularies=loaded.config.vocabularies,
-            tasks=loaded.config.tasks,
-        )
+        with preparing(quiet=quiet) as on_progress:
+            prepared = prepare_data(
+                data=loaded.config.data,
+                features=loaded.config.features,
+                vocabularies=loaded.config.vocabularies,
+                tasks=loaded.config.tasks,
+                on_progress=on_progress,
+            )
         if not quiet:
             print_prepared(prepared)
 

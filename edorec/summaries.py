@@ -1,5 +1,7 @@
 """What ``edorec prepare`` and ``edorec evaluate`` show on the screen."""
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,21 +13,38 @@ from edorec.data.prepare import Prepared
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 
 
+@contextmanager
+def preparing(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A status line, on a terminal only; yields what ``prepare`` takes as ``on_progress``."""
+    with Console(stderr=True, quiet=quiet).status("prepare") as status:
+
+        def update(what: str, done: int, total: int) -> None:
+            status.update(f"{what}: {done:,} of {total:,} rows")
+
+        yield update
+
+
 def print_prepared(prepared: Prepared) -> None:
-    """Prints splits and vocabularies, and how long it took."""
+    """Prints splits and vocabularies, what is odd about them, and how long it took."""
     console = Console()
-    splits = Table("split", "rows", "files")
+    splits = Table("split")
+    for title in ("rows", "files"):
+        splits.add_column(title, justify="right")
     for split in prepared.splits.values():
         splits.add_row(split.name, f"{split.rows:,}", f"{len(split.files):,}")
     console.print(splits)
     console.print(_vocabularies(prepared))
-    how = "used again" if prepared.reused else f"prepared in {prepared.seconds:.1f} s"
-    console.print(f"{how}: {prepared.folder}")
+    for warning in prepared.counts["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+    how = "used again what was prepared" if prepared.reused else "prepared"
+    console.print(f"{how} in {prepared.folder} ({prepared.seconds:.1f} s)", soft_wrap=True)
 
 
 def print_evaluation(result: dict[str, Any]) -> None:
     """Prints the metrics of each task; an undefined one is n/a."""
-    table = Table("task", *METRICS, "rows", "positives")
+    table = Table("task")
+    for title in (*METRICS, "rows", "positives"):
+        table.add_column(title, justify="right")
     for task, metrics in result["tasks"].items():
         figures = ("n/a" if metrics[m] is None else f"{metrics[m]:.4f}" for m in METRICS)
         table.add_row(task, *figures, f"{metrics['rows']:,}", f"{metrics['positives']:,}")
@@ -33,10 +52,27 @@ def print_evaluation(result: dict[str, Any]) -> None:
 
 
 def _vocabularies(prepared: Prepared) -> Table:
-    """One row a vocabulary: its features, ids, and the shares of rare and unseen ids."""
-    table = Table("vocabulary", "features", "ids seen", "seen once")
-    for name, vocabulary in prepared.vocabularies.items():
+    """One row a vocabulary, the largest first: features, ids, shares of rare and unseen ids."""
+    others = [name for name in prepared.splits if name != "train"]
+    table = Table()
+    table.add_column("vocabulary", no_wrap=True)
+    table.add_column("features")
+    for title in ("ids seen", "seen once", *(f"unseen in {name}" for name in others)):
+        table.add_column(title, justify="right")
+    by_size = sorted(prepared.vocabularies.items(), key=lambda item: -item[1].num_ids)
+    for name, vocabulary in by_size:
         features = [f for f, v in prepared.feature_vocabulary.items() if v == name]
         once = np.count_nonzero(vocabulary.counts == 1) / max(vocabulary.num_ids, 1)
-        table.add_row(name, ", ".join(features), f"{vocabulary.num_ids:,}", f"{once:.1%}")
+        shown = "" if features == [name] else ", ".join(features)
+        shares = (_unseen(prepared.counts, features, split) for split in others)
+        table.add_row(name, shown, f"{vocabulary.num_ids:,}", f"{once:.1%}", *shares)
     return table
+
+
+def _unseen(counts: Mapping[str, Any], features: list[str], split: str) -> str:
+    """The share of a split's look-ups whose id training has not seen."""
+    unseen, lookups = (
+        sum(counts.get(event, {}).get(split, {}).get(feature, 0) for feature in features)
+        for event in ("unseen_ids", "lookups")
+    )
+    return f"{unseen / lookups:.2%}" if lookups else "n/a"
