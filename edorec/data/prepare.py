@@ -1,0 +1,298 @@
+"""Raw Parquet files to encoded rows, once for each content.
+
+Three passes, each in bounded memory (chunks of rows; of the ids only hashes and counts): stage the
+raw columns (``edorec.data.stage``), count the training ids with DuckDB, which spills to disk
+(``edorec.data.vocabulary``), encode (``edorec.data.encode``). All is written to a temporary folder
+of the cache and renamed when complete. The cache key covers path, size, time of change and footer
+of every file and the parts of the configuration that shape the rows; settings of vocabularies (dim,
+cuts, buckets) do not, so one preparation serves every memory policy.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edorec.data.columns import ColumnUse, check, column_uses, list_features
+from edorec.data.counting import build_encoders, build_vocabularies, find_bins, open_database
+from edorec.data.encode import Encoder, LeakWatch, encode_split
+from edorec.data.prepared import (
+    FORMAT,
+    MANIFEST,
+    VOCABULARIES,
+    Prepared,
+    Split,
+    copy_vocabularies,
+    load_prepared,
+)
+from edorec.data.schema import DataConfig, FeaturesConfig, Files, TaskConfig, VocabularyConfig
+from edorec.data.source import SourceFile, expand, find_files, open_file
+from edorec.data.stage import Progress, Staged, build_columns, stage_split
+from edorec.data.vocabulary import RankTable, read_hashes
+from edorec.errors import InputError
+
+__all__ = [
+    "Prepared",
+    "Split",
+    "check_schema",
+    "copy_vocabularies",
+    "load_prepared",
+    "prepare",
+    "prepare_extra",
+]
+
+SPLITS = ("train", "valid", "test")
+
+
+def check_schema(
+    *, data: DataConfig, features: FeaturesConfig, tasks: Mapping[str, TaskConfig]
+) -> dict[str, list[SourceFile]]:
+    """Opens every file of every split and checks its columns; reads no rows.
+
+    Returns:
+        Open files by split.
+
+    Raises:
+        ConfigError: with all that does not fit between configuration and files.
+        InputError: if a file is missing or damaged, or the training files hold no rows.
+    """
+    files = {}
+    for split in SPLITS:
+        chosen: Files | None = getattr(data, split)
+        if chosen is not None:
+            files[split] = _open(chosen, data=data, key=f"data.{split}")
+    uses = _uses(data, features, tasks)
+    everything = [file for part in files.values() for file in part]
+    check(uses, everything, missing_columns=data.missing_columns)
+    if not any(file.num_rows for file in files["train"]):
+        raise InputError(f"data.train: the {len(files['train'])} training files hold no rows")
+    return files
+
+
+def prepare(
+    *,
+    data: DataConfig,
+    features: FeaturesConfig,
+    vocabularies: Mapping[str, VocabularyConfig],
+    tasks: Mapping[str, TaskConfig],
+    on_progress: Progress | None = None,
+) -> Prepared:
+    """Prepares all splits, or opens what the cache holds for the same input.
+
+    Args:
+        data: files and cache.
+        features: columns of the model's inputs.
+        vocabularies: settings; they do not change what is prepared.
+        tasks: columns of labels.
+        on_progress: called with (what, rows done, rows in all).
+
+    Raises:
+        ConfigError: with all that does not fit between configuration and files.
+        InputError: if a file is damaged or a value is not allowed.
+    """
+    started = time.perf_counter()
+    files = check_schema(data=data, features=features, tasks=tasks)
+    settings = _settings(data, features, tasks)
+    key = _key(settings, files)
+    folder = _cache(data) / key
+    if not (folder / VOCABULARIES / MANIFEST).exists():
+        with _new_folder(folder) as temporary:
+            _prepare(temporary, settings | {"key": key}, files, data, on_progress)
+        reused = False
+    else:
+        reused = True
+    prepared = load_prepared(folder / VOCABULARIES)
+    return replace(prepared, seconds=time.perf_counter() - started, reused=reused)
+
+
+def prepare_extra(
+    prepared: Prepared, files: Files, *, data: DataConfig, split: str = "extra"
+) -> Prepared:
+    """Encodes more files with the vocabularies and statistics of prepared data.
+
+    Args:
+        prepared: from ``prepare`` or ``load_prepared``; need not hold any rows.
+        files: raw files with the same columns.
+        data: folder, cache and memory limit; columns are those of ``prepared``.
+        split: name of the new split.
+
+    Returns:
+        ``prepared`` with this split alone, and the counts of these files.
+    """
+    started = time.perf_counter()
+    opened = _open(files, data=data, key="data")
+    uses = prepared.uses()
+    check(uses, opened, missing_columns=data.missing_columns)
+    key = _key({"prepared": prepared.key, "missing_columns": data.missing_columns}, {split: opened})
+    folder = _cache(data) / key
+    reused = (folder / "split.json").exists()
+    if not reused:
+        with _new_folder(folder) as temporary:
+            columns = build_columns(uses, prepared.features_config(), prepared.list_features)
+            staged = stage_split(split, opened, columns, folder=temporary)
+            tables = {
+                name: RankTable(read_hashes(vocabulary.path))
+                for name, vocabulary in prepared.vocabularies.items()
+            }
+            encoders = build_encoders(uses, prepared.manifest, tables)
+            encode_split(split, staged, encoders, path=temporary / f"{split}.parquet")
+            for path in (staged.path, *staged.texts.values()):
+                path.unlink()
+            counts: dict[str, Any] = {}
+            _collect(counts, split, staged, encoders)
+            summary = {"rows": staged.rows, "counts": counts}
+            (temporary / "split.json").write_text(json.dumps(summary))
+    summary = json.loads((folder / "split.json").read_text())
+    names = tuple(str(file.path) for file in opened)
+    part = Split(split, summary["rows"], names, folder / f"{split}.parquet")
+    return replace(
+        prepared,
+        folder=folder,
+        key=key,
+        splits={split: part},
+        counts=summary["counts"] | {"warnings": []},
+        seconds=time.perf_counter() - started,
+        reused=reused,
+    )
+
+
+def _uses(
+    data: DataConfig, features: FeaturesConfig, tasks: Mapping[str, TaskConfig]
+) -> list[ColumnUse]:
+    return column_uses(features, tasks, weight=data.weight, group=data.group)
+
+
+def _open(files: Files, *, data: DataConfig, key: str) -> list[SourceFile]:
+    return [open_file(path) for path in find_files(files, folder=data.folder, key=key)]
+
+
+def _cache(data: DataConfig) -> Path:
+    return Path(expand(data.cache, "data.cache"))
+
+
+def _settings(
+    data: DataConfig, features: FeaturesConfig, tasks: Mapping[str, TaskConfig]
+) -> dict[str, Any]:
+    """The parts of the configuration that shape encoded rows."""
+    return {
+        "format": FORMAT,
+        "features": {
+            "sparse": {k: v.model_dump(exclude={"pooling"}) for k, v in features.sparse.items()},
+            "dense": {k: v.model_dump() for k, v in features.dense.items()},
+        },
+        "tasks": {name: {"label": task.label} for name, task in tasks.items()},
+        "weight": data.weight,
+        "group": data.group,
+        "missing_columns": data.missing_columns,
+    }
+
+
+def _key(settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]]) -> str:
+    prints = {split: [file.fingerprint for file in part] for split, part in files.items()}
+    return hashlib.sha256(json.dumps([FORMAT, settings, prints]).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``folder`` if all goes well."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    try:
+        yield temporary
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process prepared the same meanwhile
+                raise
+    except OSError as error:
+        raise InputError(f"cannot write prepared data to {folder.parent}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _prepare(
+    folder: Path,
+    settings: Mapping[str, Any],
+    files: Mapping[str, Sequence[SourceFile]],
+    data: DataConfig,
+    on_progress: Progress | None,
+) -> None:
+    """Writes everything into ``folder``."""
+    features = FeaturesConfig.model_validate(settings["features"])
+    tasks = {name: TaskConfig.model_validate(task) for name, task in settings["tasks"].items()}
+    uses = _uses(data, features, tasks)
+    lists = list_features(uses, [file for part in files.values() for file in part])
+    staged = {
+        split: stage_split(
+            split,
+            part,
+            build_columns(uses, features, lists),
+            folder=folder,
+            on_progress=on_progress,
+        )
+        for split, part in files.items()
+    }
+    train = staged["train"]
+    manifest = {
+        **settings,
+        "list_features": sorted(lists),
+        "dense_scale": {name: moments.scale() for name, moments in train.moments.items()},
+    }
+    (folder / VOCABULARIES).mkdir()
+    with open_database(folder, memory_limit=data.memory_limit) as connection:
+        edges, bin_counts = find_bins(connection, train, uses, features)
+        manifest["bin_edges"] = {name: values.tolist() for name, values in edges.items()}
+        manifest["vocabularies"], tables = build_vocabularies(
+            connection,
+            folder / VOCABULARIES,
+            staged=train,
+            uses=uses,
+            features=features,
+            lists=lists,
+            bin_counts=bin_counts,
+        )
+    num_ids = {
+        use.name: tables[features.sparse[use.name].vocabulary or use.name].num_ids
+        for use in uses
+        if use.kind in ("id", "bins") and use.name not in lists
+    }
+    watch = LeakWatch(uses, num_ids=num_ids, num_rows=train.rows)
+    counts: dict[str, Any] = {}
+    for split, part in staged.items():
+        encoders = build_encoders(uses, manifest, tables)
+        encode_split(
+            split,
+            part,
+            encoders,
+            path=folder / f"{split}.parquet",
+            watch=watch if split == "train" else None,
+            on_progress=on_progress,
+        )
+        _collect(counts, split, part, encoders)
+        for path in (part.path, *part.texts.values()):
+            path.unlink()
+    counts["warnings"] = watch.warnings()
+    manifest["counts"] = counts
+    manifest["splits"] = {
+        split: {"rows": part.rows, "files": [str(file.path) for file in files[split]]}
+        for split, part in staged.items()
+    }
+    shutil.rmtree(folder / "spill")
+    (folder / VOCABULARIES / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _collect(
+    counts: dict[str, Any], split: str, staged: Staged, encoders: Sequence[Encoder]
+) -> None:
+    """Adds a split's counts as ``counts[event][split][name]``; zeros of look-ups are kept."""
+    for event, by_name in staged.counts.items():
+        counts.setdefault(event, {})[split] = dict(by_name)
+    for encoder in encoders:
+        for event, count in encoder.counts.items():
+            counts.setdefault(event, {}).setdefault(split, {})[encoder.use.name] = count

@@ -1,0 +1,196 @@
+"""Vocabularies: the ids of one entity, most frequent in the training rows first.
+
+An encoded id is an int64: low 32 bits rank + 1, 0 for an id that training never saw; high 32 bits
+the upper half of the id's 64-bit hash. Ranks go by count, descending, ties by hash, ascending, so
+they depend on the data alone and favour no age. A null id has a rank like any other.
+
+``vocabularies/<name>.parquet`` holds the columns id (int64, or string where some id is no int64;
+null for the null id) and count, in order of rank.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from edorec.data.hashing import NULL_HASH, IdHasher, unmix
+from edorec.errors import InputError
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+MAX_IDS = 2**32 - 2
+_HIGH = np.uint64(0xFFFFFFFF00000000)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """One vocabulary.
+
+    Attributes:
+        name: its name.
+        path: Parquet file (id, count).
+        counts: training look-ups of each id, by rank, so descending.
+    """
+
+    name: str
+    path: Path
+    counts: I64
+
+    @property
+    def num_ids(self) -> int:
+        """Ids seen in training, the null id among them."""
+        return len(self.counts)
+
+    def num_with_count(self, min_count: int) -> int:
+        """Ids seen at least this often."""
+        return int(np.searchsorted(-self.counts, -min_count, side="right"))
+
+    def decile_cuts(self) -> I64:
+        """int64 (9): first rank behind each tenth of the training look-ups.
+
+        An id of rank r is in decile ``searchsorted(cuts, r, side="right")``, 0 the most frequent.
+        """
+        reached = np.cumsum(self.counts)
+        if not len(reached):
+            return np.zeros(9, dtype=np.int64)
+        cuts = np.arange(1, 10) * (reached[-1] / 10)
+        return np.searchsorted(reached, cuts, side="left") + 1
+
+
+class RankTable:
+    """Ranks by hash, in 16 to 20 bytes an id.
+
+    Hashes are uniform, so the upper bits of a hash say where it lies in the sorted list; a table of
+    these places saves nearly all steps of a binary search.
+    """
+
+    def __init__(self, hashes_by_rank: U64) -> None:
+        order = np.argsort(hashes_by_rank, kind="stable")
+        self._hashes = np.append(hashes_by_rank[order], np.uint64(2**64 - 1))
+        self._ranks = np.append(order, -1).astype(np.int64)
+        bits = min(max(len(order).bit_length() + 1, 4), 30)
+        self._shift = np.uint64(64 - bits)
+        tops = np.arange(1 << bits, dtype=np.uint64) << self._shift
+        self._starts = np.searchsorted(self._hashes[:-1], tops).astype(np.uint32)
+
+    @property
+    def num_ids(self) -> int:
+        """Number of ids."""
+        return len(self._hashes) - 1
+
+    def encode(self, hashes: U64) -> I64:
+        """Encoded ids of hashes."""
+        places = self._starts[hashes >> self._shift].astype(np.int64)
+        found = self._hashes[places]
+        behind = np.flatnonzero(found < hashes)
+        while len(behind):
+            places[behind] += 1
+            behind = behind[self._hashes[places[behind]] < hashes[behind]]
+        ranks = np.where(self._hashes[places] == hashes, self._ranks[places], -1)
+        encoded: I64 = (hashes & _HIGH).view(np.int64) | (ranks + 1)
+        return encoded
+
+
+def safe_file_name(name: str, index: int) -> str:
+    """A file name for a vocabulary: its name where that is plain, else escaped and numbered."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", name) and name == name.lower():
+        return name
+    return f"{quote(name, safe='')[:60].replace('%', '=')}.{index}"
+
+
+def count_ids(
+    connection: duckdb.DuckDBPyConnection,
+    *,
+    rows: Path,
+    scalars: Sequence[str],
+    lists: Sequence[str],
+    extra: Mapping[int, int],
+) -> tuple[U64, I64]:
+    """Hashes and counts in order of rank.
+
+    Args:
+        connection: DuckDB.
+        rows: staged training rows.
+        scalars: their uint64 columns that use the vocabulary.
+        lists: their list columns that use it.
+        extra: counts by hash of ids that are not in those columns.
+    """
+    source = f"read_parquet('{quoted(rows)}')"
+    parts = [f"SELECT {c} AS h, count(*) AS n FROM {source} GROUP BY ALL" for c in scalars]
+    parts += [
+        f"SELECT h, count(*) AS n FROM (SELECT unnest({c}) AS h FROM {source}) GROUP BY ALL"
+        for c in lists
+    ]
+    if extra:
+        extra_rows = pa.table(
+            {"h": pa.array(list(extra), pa.uint64()), "n": pa.array(extra.values(), pa.int64())}
+        )
+        connection.register("extra_rows", extra_rows)
+        parts.append("SELECT h, n FROM extra_rows")
+    query = (
+        f"SELECT h, CAST(sum(n) AS BIGINT) AS n FROM ({' UNION ALL '.join(parts)}) "
+        "GROUP BY h ORDER BY n DESC, h"
+    )
+    found = connection.execute(query).fetchnumpy()
+    return np.ascontiguousarray(found["h"]), np.ascontiguousarray(found["n"])
+
+
+def write_vocabulary(
+    connection: duckdb.DuckDBPyConnection,
+    path: Path,
+    *,
+    hashes: U64,
+    counts: I64,
+    texts: Sequence[Path],
+) -> None:
+    """Writes (id, count) in order of rank; ``texts`` are files (hash, id) of ids that no hash gives back."""
+    is_null = hashes == NULL_HASH
+    ids = pa.array(unmix(hashes), mask=is_null)
+    ranked = pa.table({"id": ids, "count": counts})
+    if texts:
+        files = ", ".join(f"'{quoted(file)}'" for file in texts)
+        ranked = ranked.append_column("h", pa.array(hashes))
+        ranked = ranked.append_column("rank", pa.array(np.arange(len(hashes))))
+        connection.register("ranked", ranked)
+        connection.execute(
+            "COPY (SELECT coalesce(t.id, CAST(r.id AS VARCHAR)) AS id, r.count AS count FROM "
+            "ranked AS r LEFT JOIN (SELECT hash, min(id) AS id FROM "
+            f"read_parquet([{files}]) GROUP BY hash) AS t ON r.h = t.hash ORDER BY r.rank) "
+            f"TO '{quoted(path)}' (FORMAT parquet)"
+        )
+        connection.unregister("ranked")
+    else:
+        pq.write_table(ranked, path)
+
+
+def read_counts(path: Path) -> I64:
+    """Counts of a vocabulary file.
+
+    Raises:
+        InputError: if the file is missing or damaged.
+    """
+    try:
+        counts: I64 = pq.read_table(path, columns=["count"])["count"].to_numpy()
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is not a sound vocabulary: {error}") from error
+    return counts
+
+
+def read_hashes(path: Path) -> U64:
+    """Hashes of a vocabulary file's ids, by rank."""
+    hasher = IdHasher()
+    with pq.ParquetFile(path) as file:
+        parts = [hasher(batch.column(0)) for batch in file.iter_batches(columns=["id"])]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+
+def quoted(path: Path) -> str:
+    """A path inside a quoted SQL string."""
+    return str(path).replace("'", "''")
