@@ -5,6 +5,7 @@ here also holds on a machine where they do not load.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from edorec import cli
+from edorec.config import dump_config
 from edorec.errors import InputError
+from tests.toy import toy_config, write_toy
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """\
@@ -70,6 +73,28 @@ def test_help_and_print_config_load_nothing_heavy(tmp_path, blocked):
     assert line.endswith("# --set train.epochs=2")
 
 
+def test_a_wrong_version_is_one_line_before_torch_is_imported(tmp_path):
+    for name in BLOCKED[:3]:
+        (tmp_path / f"{name}.py").write_text("raise OSError('undefined symbol')\n")
+    info = tmp_path / "torch-2.12.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n")
+    write_toy(tmp_path, train=10, valid=0, test=0)
+    (tmp_path / "my.yaml").write_text(dump_config(toy_config(tmp_path)))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = start(str(ROOT / "train.py"), "--config", "my.yaml", env=env, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("found torch 2.12.0, torchrec ")
+    assert "; supported together are torch 2.13.0, torchrec 1.8.0, " in line
+    # With the right versions, a library that does not load is one line too.
+    shutil.rmtree(info)
+    done = start(str(ROOT / "train.py"), "--config", "my.yaml", env=env, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("torch is installed but does not load (undefined symbol); found torch ")
+
+
 @pytest.fixture
 def runner(tmp_path, monkeypatch) -> CliRunner:
     monkeypatch.chdir(tmp_path)
@@ -101,6 +126,23 @@ def test_a_missing_config_names_those_there_are(runner):
     assert result.exit_code == 2
     assert result.stderr.startswith("--config kuairnd: there is no such file in ., configs, ")
     assert "; available: kuairand.yaml, " in result.stderr
+
+
+def test_columns_are_checked_before_torch_is_needed(runner, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "load_fbgemm", lambda: pytest.fail("loaded"))
+    write_toy(tmp_path, train=10, valid=0, test=0)
+    (tmp_path / "my.yaml").write_text(dump_config(toy_config(tmp_path)))
+    result = runner.invoke(
+        cli.app, ["train", "--config", "my", "tasks.buy.label=bought", "features.dense.prise={}"]
+    )
+    assert result.exit_code == 2
+    where = f"in {tmp_path / 'train.parquet'}; "
+    assert result.stderr.splitlines() == [
+        f"features.dense.prise: there is no column prise {where}did you mean price?",
+        f"tasks.buy.label: there is no column bought {where}there are buy, click, item, price, "
+        "user, viewed",
+    ]
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from edorec.config import RunConfig, load_config
+from edorec.data.prepare import prepare
 from edorec.errors import InputError
 from edorec.init import write_config
 from edorec.init_guess import words
@@ -91,6 +92,20 @@ def test_every_column_gets_its_role(tmp_path):
     assert "# guess: INTEGER, 9 values, 0.2% null" in text
     guessed = [line for line in text.splitlines() if line.startswith("    ")]
     assert all("# guess: " in line for line in guessed)
+
+
+def test_the_result_can_be_prepared(tmp_path):
+    pq.write_table(shop_log(), tmp_path / "log.parquet")
+    config, _ = load(tmp_path, tmp_path / "log.parquet")
+    prepared = prepare(
+        data=config.data.model_copy(update={"cache": str(tmp_path / "cache")}),
+        features=config.features,
+        vocabularies=config.vocabularies,
+        tasks=config.tasks,
+    )
+    assert prepared.splits["train"].rows == ROWS
+    assert prepared.feature_vocabulary["recent_items"] == "item_id"
+    assert prepared.list_features == {"recent_items", "tags"}
 
 
 def test_the_hint_to_split_by_time_works(tmp_path, monkeypatch):
