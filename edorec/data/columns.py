@@ -20,6 +20,29 @@ from edorec.errors import ConfigError
 
 Kind = Literal["id", "bins", "dense", "label", "weight", "group"]
 T = pa.types
+_LIST_TESTS = (
+    T.is_list,
+    T.is_large_list,
+    T.is_fixed_size_list,
+    T.is_list_view,
+    T.is_large_list_view,
+)
+_ID_TESTS = (
+    T.is_integer,
+    T.is_boolean,
+    T.is_string,
+    T.is_large_string,
+    T.is_string_view,
+    T.is_null,
+)
+_NUMERIC_TESTS = (
+    T.is_integer,
+    T.is_floating,
+    T.is_boolean,
+    T.is_decimal,
+    T.is_timestamp,
+    T.is_date,
+)
 
 
 @dataclass(frozen=True)
@@ -68,13 +91,7 @@ def _dense_use(name: str, feature: DenseFeature) -> ColumnUse:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether a type is one of Arrow's list flavours."""
-    return (
-        T.is_list(kind)
-        or T.is_large_list(kind)
-        or T.is_fixed_size_list(kind)
-        or T.is_list_view(kind)
-        or T.is_large_list_view(kind)
-    )
+    return any(test(kind) for test in _LIST_TESTS)
 
 
 def check_uses(uses: Sequence[ColumnUse]) -> list[str]:
@@ -189,9 +206,8 @@ def _refusal(use: ColumnUse, kind: pa.DataType) -> str | None:
         wanted = "ids are integers, bools or strings" + (
             ", or lists of them" if use.kind == "id" else ""
         )
-        hint = (
-            "; bins makes ids of a numeric column" if use.kind == "id" and _is_numeric(kind) else ""
-        )
+        can_bin = use.kind == "id" and _is_numeric(kind)
+        hint = "; bins makes ids of a numeric column" if can_bin else ""
         return wanted + hint
     if use.kind == "label":
         ok = T.is_integer(kind) or T.is_floating(kind) or T.is_boolean(kind)
@@ -205,22 +221,8 @@ def _refusal(use: ColumnUse, kind: pa.DataType) -> str | None:
 def _is_id(kind: pa.DataType) -> bool:
     if T.is_dictionary(kind):
         return _is_id(kind.value_type)
-    return (
-        T.is_integer(kind)
-        or T.is_boolean(kind)
-        or T.is_string(kind)
-        or T.is_large_string(kind)
-        or T.is_string_view(kind)
-        or T.is_null(kind)
-    )
+    return any(test(kind) for test in _ID_TESTS)
 
 
 def _is_numeric(kind: pa.DataType) -> bool:
-    return (
-        T.is_integer(kind)
-        or T.is_floating(kind)
-        or T.is_boolean(kind)
-        or T.is_decimal(kind)
-        or T.is_timestamp(kind)
-        or T.is_date(kind)
-    )
+    return any(test(kind) for test in _NUMERIC_TESTS)

@@ -73,8 +73,10 @@ def open_database(folder: Path, *, memory_limit: str | None) -> Iterator[duckdb.
         raise InputError(
             f"{limit} of memory do not suffice to count ids; raise data.memory_limit"
         ) from error
-    except (duckdb.InvalidInputException, duckdb.ParserException) as error:
+    except duckdb.ParserException as error:
         raise InputError(f"data.memory_limit is {limit}: {error}") from error
+    except duckdb.IOException as error:
+        raise InputError(f"cannot count ids in {folder}: {error}") from error
 
 
 def find_bins(

@@ -168,8 +168,8 @@ class LeakWatch:
             for value, rows in enumerate(classes):
                 if len(rows):
                     chosen = values[rows]
-                    ranges[value][0] = min(ranges[value][0], chosen.min())
-                    ranges[value][1] = max(ranges[value][1], chosen.max())
+                    ranges[value][0] = np.minimum(ranges[value][0], chosen.min())
+                    ranges[value][1] = np.maximum(ranges[value][1], chosen.max())
             (low0, high0), (low1, high1) = ranges
             if np.isnan([low0, high0, low1, high1]).any() or (low0 <= high1 and low1 <= high0):
                 del self._dense[i, task]

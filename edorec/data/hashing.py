@@ -20,7 +20,7 @@ U64 = npt.NDArray[np.uint64]
 
 NULL_HASH = np.uint64(0x9E6C63D0876A9A47)
 _CANONICAL = re.compile(r"0|-?[1-9][0-9]{0,19}")
-_STRING_CACHE = 1 << 20
+_STRING_CACHE = 1 << 17
 
 
 def mix(words: U64) -> U64:
@@ -42,7 +42,8 @@ def unmix(hashes: U64) -> npt.NDArray[np.int64]:
     z *= np.uint64(0x96DE1B173F119089)
     z ^= (z >> np.uint64(30)) ^ (z >> np.uint64(60))
     z -= np.uint64(0x9E3779B97F4A7C15)
-    return z.view(np.int64)
+    values: npt.NDArray[np.int64] = z.view(np.int64)
+    return values
 
 
 def hash_integer(value: int) -> int:
@@ -64,6 +65,11 @@ def hash_text(text: str) -> int:
 def is_integer_text(text: str) -> bool:
     """Whether ``unmix`` of the text's hash gives the text back."""
     return _CANONICAL.fullmatch(text) is not None and -(1 << 63) <= int(text) < 1 << 63
+
+
+def _pick(values: U64, codes: pa.Array) -> U64:
+    picked: U64 = values[codes.to_numpy()]
+    return picked
 
 
 class IdHasher:
@@ -91,7 +97,7 @@ class IdHasher:
         if pa.types.is_dictionary(kind):
             of_value = np.append(self(ids.dictionary), NULL_HASH)
             codes = pc.fill_null(pc.cast(ids.indices, pa.int64()), len(of_value) - 1)
-            return of_value[codes.to_numpy()]
+            return _pick(of_value, codes)
         if pa.types.is_null(kind):
             return np.full(len(ids), NULL_HASH)
         if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
@@ -99,7 +105,7 @@ class IdHasher:
         encoded = pc.dictionary_encode(pc.cast(ids, pa.large_string()))
         of_value = np.append(self._strings(encoded.dictionary.to_pylist()), NULL_HASH)
         codes = pc.fill_null(pc.cast(encoded.indices, pa.int64()), len(of_value) - 1)
-        return of_value[codes.to_numpy()]
+        return _pick(of_value, codes)
 
     def _integers(self, ids: pa.Array) -> U64:
         unsigned = pa.types.is_uint64(ids.type)

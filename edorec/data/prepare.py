@@ -135,7 +135,7 @@ def prepare_extra(
     if not reused:
         with _new_folder(folder) as temporary:
             columns = build_columns(uses, prepared.features_config(), prepared.list_features)
-            staged = stage_split(split, opened, columns, folder=temporary)
+            staged = stage_split(split, opened, columns, folder=temporary, keep_texts=False)
             tables = {
                 name: RankTable(read_hashes(vocabulary.path))
                 for name, vocabulary in prepared.vocabularies.items()
@@ -156,7 +156,7 @@ def prepare_extra(
         folder=folder,
         key=key,
         splits={split: part},
-        counts=summary["counts"] | {"warnings": []},
+        counts=summary["counts"] | {"warnings": _missing_columns(summary["counts"])},
         seconds=time.perf_counter() - started,
         reused=reused,
     )
@@ -228,26 +228,22 @@ def _prepare(
     tasks = {name: TaskConfig.model_validate(task) for name, task in settings["tasks"].items()}
     uses = _uses(data, features, tasks)
     lists = list_features(uses, [file for part in files.values() for file in part])
-    staged = {
-        split: stage_split(
-            split,
-            part,
-            build_columns(uses, features, lists),
-            folder=folder,
-            on_progress=on_progress,
-        )
-        for split, part in files.items()
-    }
-    train = staged["train"]
-    manifest = {
-        **settings,
-        "list_features": sorted(lists),
-        "dense_scale": {name: moments.scale() for name, moments in train.moments.items()},
-    }
-    (folder / VOCABULARIES).mkdir()
+    manifest = {**settings, "list_features": sorted(lists)}
     with open_database(folder, memory_limit=data.memory_limit) as connection:
+        staged = {
+            split: stage_split(
+                split,
+                part,
+                build_columns(uses, features, lists),
+                folder=folder,
+                keep_texts=split == "train",
+                on_progress=on_progress,
+            )
+            for split, part in files.items()
+        }
+        train = staged["train"]
         edges, bin_counts = find_bins(connection, train, uses, features)
-        manifest["bin_edges"] = {name: values.tolist() for name, values in edges.items()}
+        (folder / VOCABULARIES).mkdir()
         manifest["vocabularies"], tables = build_vocabularies(
             connection,
             folder / VOCABULARIES,
@@ -257,6 +253,8 @@ def _prepare(
             lists=lists,
             bin_counts=bin_counts,
         )
+    manifest["dense_scale"] = {name: moments.scale() for name, moments in train.moments.items()}
+    manifest["bin_edges"] = {name: values.tolist() for name, values in edges.items()}
     num_ids = {
         use.name: tables[features.sparse[use.name].vocabulary or use.name].num_ids
         for use in uses
@@ -277,7 +275,7 @@ def _prepare(
         _collect(counts, split, part, encoders)
         for path in (part.path, *part.texts.values()):
             path.unlink()
-    counts["warnings"] = watch.warnings()
+    counts["warnings"] = [*_missing_columns(counts), *watch.warnings()]
     manifest["counts"] = counts
     manifest["splits"] = {
         split: {"rows": part.rows, "files": [str(file.path) for file in files[split]]}
@@ -296,3 +294,12 @@ def _collect(
     for encoder in encoders:
         for event, count in encoder.counts.items():
             counts.setdefault(event, {}).setdefault(split, {})[encoder.use.name] = count
+
+
+def _missing_columns(counts: Mapping[str, Any]) -> list[str]:
+    """A warning for each feature whose column some files lack."""
+    return [
+        f"feature {name} is null in {rows} rows of {split}: their files lack its column"
+        for split, by_name in counts.get("missing_column_rows", {}).items()
+        for name, rows in by_name.items()
+    ]

@@ -49,6 +49,7 @@ class Prepared:
 
     Attributes:
         folder: folder of the encoded rows.
+        vocabulary_folder: folder that ``load_prepared`` opens.
         key: hash of everything they were made from.
         splits: by name.
         vocabularies: by name; a feature that names none has one called like itself.
@@ -67,6 +68,7 @@ class Prepared:
     """
 
     folder: Path
+    vocabulary_folder: Path
     key: str
     splits: dict[str, Split]
     vocabularies: dict[str, Vocabulary]
@@ -80,15 +82,6 @@ class Prepared:
     manifest: dict[str, Any]
     seconds: float
     reused: bool
-
-    @property
-    def vocabulary_folder(self) -> Path:
-        """The folder that ``load_prepared`` opens."""
-        return (
-            next(iter(self.vocabularies.values())).path.parent
-            if self.vocabularies
-            else (self.folder / VOCABULARIES)
-        )
 
     def features_config(self) -> FeaturesConfig:
         """The features as they were prepared."""
@@ -130,15 +123,14 @@ def load_prepared(folder: Path) -> Prepared:
         )
     features = FeaturesConfig.model_validate(manifest["features"])
     tasks = {name: TaskConfig.model_validate(task) for name, task in manifest["tasks"].items()}
-    uses = column_uses(
-        features, tasks, weight=manifest["weight"], group=manifest["group"]
-    )
+    uses = column_uses(features, tasks, weight=manifest["weight"], group=manifest["group"])
     splits = {
         name: Split(name, split["rows"], tuple(split["files"]), folder.parent / f"{name}.parquet")
         for name, split in manifest["splits"].items()
     }
     return Prepared(
         folder=folder.parent,
+        vocabulary_folder=folder,
         key=manifest["key"],
         splits={name: split for name, split in splits.items() if split.path.exists()},
         vocabularies={

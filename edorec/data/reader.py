@@ -11,6 +11,7 @@ slice, so a step covers the same rows for any number of ranks.
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -245,13 +246,13 @@ class Reader:
         )
 
 
-def _join(parts: list[npt.NDArray]) -> torch.Tensor:  # type: ignore[type-arg]
+def _join(parts: list[npt.NDArray[Any]]) -> torch.Tensor:
     """Parts of windows as one tensor with memory of its own."""
     return torch.from_numpy(np.concatenate(parts))
 
 
 def _join_optional(
-    parts: list[tuple[npt.NDArray | None, int, int]],  # type: ignore[type-arg]
+    parts: list[tuple[npt.NDArray[Any] | None, int, int]],
 ) -> torch.Tensor | None:
     found = [array[a:b] for array, a, b in parts if array is not None]
     return _join(found) if found else None

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +59,9 @@ def find_files(files: Files, *, folder: str, key: str) -> list[Path]:
         found += _find(base / expand(entry, key), key)
     if not found:
         raise InputError(f"{key} names no files")
-    repeated = {path for path in found if found.count(path) > 1} if len(found) < 1000 else set()
-    if repeated:
-        raise InputError(f"{key} names {min(repeated)} twice")
+    path, times = Counter(found).most_common(1)[0]
+    if times > 1:
+        raise InputError(f"{key} names {path} {times} times")
     return found
 
 

@@ -11,7 +11,7 @@ that is null, NaN or infinite is bad: it is filled later. NaN labels count as nu
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,6 +208,7 @@ def stage_split(
     columns: Sequence[Column],
     *,
     folder: Path,
+    keep_texts: bool,
     on_progress: Progress | None = None,
 ) -> Staged:
     """Stages one split.
@@ -217,7 +218,11 @@ def stage_split(
         files: checked against the columns.
         columns: fresh stages, from ``build_columns``.
         folder: where the staged files go.
+        keep_texts: whether to write the ids that hashes do not give back.
         on_progress: called with (what, rows done, rows in all).
+
+    Raises:
+        InputError: if a file is damaged or a value is not allowed.
     """
     staged = Staged(path=folder / f"{name}.staged.parquet")
     schema = pa.schema([(f"c{index}", column.type) for index, column in enumerate(columns)])
@@ -227,51 +232,55 @@ def stage_split(
         pq.ParquetWriter(staged.path, schema, compression="lz4") as writer,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
-        for file in files:
-            missing = _count_missing(file, columns)
-            first_row = 0
-            for row_group, num_rows in enumerate(file.row_groups):
-                if num_rows == 0:
-                    continue
-                for chunk in _read(file, row_group, columns):
-                    place = Place(file.path, row_group, first_row)
-                    arrays = list(pool.map(lambda c, a, p=place: c.stage(a, p), columns, chunk))
-                    writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-                    first_row += len(arrays[0])
-                    texts.write(columns)
-                    if on_progress:
-                        on_progress(f"read {name}", staged.rows + first_row, total)
-            staged.rows += first_row
-            for use in missing:
-                staged.counts.setdefault("missing_column_rows", Counter())[use.name] += (
-                    file.num_rows
-                )
+        for place, chunk in _chunks(files, columns):
+            stages = [pool.submit(c.stage, a, place) for c, a in zip(columns, chunk, strict=True)]
+            arrays = [stage.result() for stage in stages]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            if keep_texts:
+                texts.write(columns)
+            staged.rows += len(arrays[0])
+            if on_progress:
+                on_progress(f"read {name}", staged.rows, total)
     staged.texts = texts.close()
-    for column in columns:
-        for event, count in column.counts.items():
-            if count and column.use.kind != "group":
-                staged.counts.setdefault(event, Counter())[column.use.name] += count
-            elif count:
-                staged.counts.setdefault("null_groups", Counter())[column.use.column] += count
-        if isinstance(column, NumberColumn) and column.use.kind == "dense":
-            staged.moments[column.use.name] = column.moments
+    _summarize(staged, files, columns)
     return staged
 
 
-def _count_missing(file: SourceFile, columns: Sequence[Column]) -> list[ColumnUse]:
-    return [column.use for column in columns if column.use.column not in file.names]
+def _chunks(
+    files: Sequence[SourceFile], columns: Sequence[Column]
+) -> Iterator[tuple[Place, list[pa.Array]]]:
+    """Chunks of all files: one Arrow array a column, all null where the file lacks it."""
+    for file in files:
+        first_row = 0
+        positions = [
+            file.names.index(c.use.column) if c.use.column in file.names else None for c in columns
+        ]
+        wanted = sorted({position for position in positions if position is not None})
+        for row_group, num_rows in enumerate(file.row_groups):
+            if num_rows == 0:
+                continue
+            for arrays in file.read(row_group, wanted, batch_rows=CHUNK_ROWS):
+                rows = len(arrays[0])
+                found = dict(zip(wanted, arrays, strict=True))
+                place = Place(file.path, row_group, first_row)
+                yield place, [pa.nulls(rows) if p is None else found[p] for p in positions]
+                first_row += rows
 
 
-def _read(file: SourceFile, row_group: int, columns: Sequence[Column]):
-    """Chunks of a row group: one Arrow array a column, all null where the file lacks it."""
-    positions = [
-        file.names.index(c.use.column) if c.use.column in file.names else None for c in columns
-    ]
-    wanted = sorted({position for position in positions if position is not None})
-    for arrays in file.read(row_group, wanted, batch_rows=CHUNK_ROWS):
-        rows = len(arrays[0])
-        by_position: Mapping[int, pa.Array] = dict(zip(wanted, arrays, strict=True))
-        yield [pa.nulls(rows) if p is None else by_position[p] for p in positions]
+def _summarize(staged: Staged, files: Sequence[SourceFile], columns: Sequence[Column]) -> None:
+    """Gathers what the columns counted."""
+    for column in columns:
+        use = column.use
+        counts = Counter(column.counts)
+        counts["missing_column_rows"] = sum(
+            file.num_rows for file in files if use.column not in file.names
+        )
+        for event, count in counts.items():
+            if count:
+                event = "null_groups" if use.kind == "group" else event
+                staged.counts.setdefault(event, Counter())[use.name] = count
+        if isinstance(column, NumberColumn) and use.kind == "dense":
+            staged.moments[use.name] = column.moments
 
 
 class _TextWriter:

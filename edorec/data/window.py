@@ -5,6 +5,7 @@ Work per window instead of per batch keeps the cost of a batch to a few slices a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,8 +93,8 @@ class WindowBuilder:
         """
         prepared, columns = self._prepared, self._prepared.columns
 
-        def column(kind: str, name: str) -> npt.NDArray:  # type: ignore[type-arg]
-            values = rows.column(columns[kind, name]).to_numpy()
+        def column(kind: str, name: str) -> npt.NDArray[Any]:
+            values: npt.NDArray[Any] = rows.column(columns[kind, name]).to_numpy()
             return values if order is None else values[order]
 
         scalars_FR = np.empty((len(self.scalars), len(rows)), dtype=np.int64)
@@ -197,7 +198,7 @@ def _draw_keys(row_ids: I64, seed: int) -> npt.NDArray[np.uint32]:
 
 
 def _draws(keys: npt.NDArray[np.uint32], feature: int) -> npt.NDArray[np.uint32]:
-    """Uniform uint32 numbers from the rows' words, others for each feature (murmur3's finalizer)."""
+    """Uniform uint32 numbers from the rows' words, others for each feature."""
     z = keys + np.uint32(feature * 0x85EBCA77 & 0xFFFFFFFF)
     z ^= z >> np.uint32(16)
     z *= np.uint32(0x85EBCA6B)
