@@ -44,12 +44,12 @@ def evaluate_batches(
     """Metrics of every task over ``batches``, by task name."""
     metrics = [
         TaskMetrics(
+            name,
             sampling_rate=task.sampling_rate,
             frequency_features=frequency_features,
-            grouped=config.data.group is not None,
             spill_folder=spill_folder,
         )
-        for task in config.tasks.values()
+        for name, task in config.tasks.items()
     ]
     was_training = recommender.model.training
     recommender.model.eval()
