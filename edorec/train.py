@@ -3,6 +3,7 @@
 The loop is in ``_train``; everything it uses is a part with a name of its own.
 """
 
+import json
 import math
 import platform
 import time
@@ -19,11 +20,11 @@ from edorec import __version__
 from edorec.checkpoint import load_model
 from edorec.config import RunConfig, dump_config
 from edorec.data.batch import Batch
-from edorec.data.prepare import Prepared, prepare
+from edorec.data.prepare import Prepared, copy_vocabularies, prepare
 from edorec.data.reader import Reader
 from edorec.data.source import read_best_auc
 from edorec.devices import check_precision, pick_device, set_num_threads
-from edorec.embedding.accounting import memory_report
+from edorec.embedding.accounting import TableBytes, memory_report
 from edorec.embedding.build import table_bytes
 from edorec.errors import InputError
 from edorec.evaluate import evaluate_split
@@ -65,7 +66,9 @@ def run(config: RunConfig, *, run_dir: Path | None, verbosity: int) -> dict[str,
         vocabularies=config.vocabularies,
         tasks=config.tasks,
     )
+    copy_vocabularies(prepared, run_dir / "vocabularies")
     recommender = build_recommender(config, prepared.vocabularies, device=device)
+    _write_plan(run_dir / "plan.json", config, prepared, recommender)
     tensorboard = run_dir / "tensorboard" if config.train.tensorboard else None
     with MetricsLog(run_dir / "metrics.jsonl", tensorboard_folder=tensorboard) as log:
         selection = Selection(
@@ -104,12 +107,6 @@ def _report(
     best_auc = read_best_auc(config.data.folder) if split == "test" else {}
     for name, metrics in tasks.items():
         metrics["best_reachable_auc"] = best_auc.get(name)
-    tables = table_bytes(
-        recommender.tables,
-        row_maps=recommender.row_maps,
-        num_ids={name: vocab.num_ids for name, vocab in prepared.vocabularies.items()},
-        memory=config.memory,
-    )
     return {
         "config": config.model_dump(mode="json"),
         "versions": _versions(),
@@ -120,13 +117,33 @@ def _report(
             "counts": prepared.counts,
         },
         "tasks": tasks,
-        "memory": memory_report(tables, peak_rss_bytes=peak_rss_bytes()),
+        "memory": memory_report(
+            _table_bytes(config, prepared, recommender), peak_rss_bytes=peak_rss_bytes()
+        ),
         "speed": {
             "prepare_seconds": prepared.seconds,
             "eval_rows_per_second": prepared.splits[split].rows / seconds,
         },
         "resumed_from_step": None,
     }
+
+
+def _table_bytes(
+    config: RunConfig, prepared: Prepared, recommender: Recommender
+) -> list[TableBytes]:
+    return table_bytes(
+        recommender.tables,
+        row_maps=recommender.row_maps,
+        num_ids={name: vocab.num_ids for name, vocab in prepared.vocabularies.items()},
+        memory=config.memory,
+    )
+
+
+def _write_plan(
+    path: Path, config: RunConfig, prepared: Prepared, recommender: Recommender
+) -> None:
+    tables = [vars(table) for table in _table_bytes(config, prepared, recommender)]
+    path.write_text(json.dumps({"tables": tables}, indent=2) + "\n")
 
 
 def _train(
