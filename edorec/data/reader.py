@@ -26,7 +26,9 @@ from edorec.data.window import Window, WindowBuilder
 from edorec.embedding.admission import RowMap
 from edorec.errors import InputError
 
-QUEUE_BATCHES = 8
+# Enough rows for training to go on while the next window is built.
+QUEUE_ROWS = 65_536
+LEAST_QUEUE = 4
 Piece = tuple[Window, int, int]
 
 
@@ -94,7 +96,9 @@ class Reader:
         Raises:
             InputError: if the prepared rows are damaged.
         """
-        items: queue.Queue[Batch | BaseException | None] = queue.Queue(QUEUE_BATCHES)
+        items: queue.Queue[Batch | BaseException | None] = queue.Queue(
+            max(QUEUE_ROWS // self._batch_size, LEAST_QUEUE)
+        )
         stop = threading.Event()
 
         def put(item: Batch | BaseException | None) -> None:
