@@ -76,7 +76,9 @@ def raw_ids(prepared: Prepared, feature: str, split: str = "train") -> list[Any]
     return [decode(value) for value in encoded(prepared, feature, split)]
 
 
-def batches(prepared: Prepared, split: str = "train", *, start: int = 0, **options: Any) -> list[Batch]:
+def batches(
+    prepared: Prepared, split: str = "train", *, start: int = 0, **options: Any
+) -> list[Batch]:
     """Batches of epoch 0, unshuffled and with encoded ids by default."""
     defaults = {
         "batch_size": 8,

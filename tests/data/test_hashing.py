@@ -51,7 +51,9 @@ def test_every_flavour_of_the_same_ids_hashes_alike() -> None:
     texts = ["5", "17", None, "5"]
     expected = [hash_integer(5), hash_integer(17), int(NULL_HASH), hash_integer(5)]
     integers = [5, 17, None, 5]
-    arrays = [pa.array(integers, kind) for kind in (pa.int8(), pa.uint16(), pa.int64(), pa.uint64())]
+    arrays = [
+        pa.array(integers, kind) for kind in (pa.int8(), pa.uint16(), pa.int64(), pa.uint64())
+    ]
     arrays += [pa.array(texts, kind) for kind in (pa.string(), pa.large_string(), pa.string_view())]
     arrays += [
         pa.array(texts).dictionary_encode(),
