@@ -24,6 +24,7 @@ from edorec.data.prepare import Prepared, copy_vocabularies, prepare
 from edorec.data.reader import Reader
 from edorec.data.source import read_best_auc
 from edorec.devices import check_precision, pick_device, set_num_threads
+from edorec.diagnosis import diagnose
 from edorec.embedding.accounting import TableBytes, memory_report
 from edorec.embedding.build import table_bytes
 from edorec.errors import InputError
@@ -31,7 +32,7 @@ from edorec.evaluate import evaluate_split
 from edorec.memory_use import peak_rss_bytes, rss_bytes
 from edorec.progress import Progress
 from edorec.recommender import Recommender, build_recommender
-from edorec.report import MetricsLog, diagnose, print_summary, write_report
+from edorec.report import MetricsLog, print_summary, write_report
 from edorec.selection import Selection
 from edorec.step import TrainingStep
 
