@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from edorec.data.columns import ColumnUse
 from edorec.data.hashing import NULL_HASH, mix
 from edorec.data.numbers import F64, standardize
-from edorec.data.stage import Progress, Staged
+from edorec.data.stage import WRITE_OPTIONS, Progress, Staged
 from edorec.data.vocabulary import RankTable
 
 ROW_GROUP = 32_768
@@ -106,7 +106,7 @@ def encode_split(
     done = 0
     with (
         pq.ParquetFile(staged.path) as source,
-        pq.ParquetWriter(path, schema, compression="lz4") as writer,
+        pq.ParquetWriter(path, schema, **WRITE_OPTIONS) as writer,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
         for rows in source.iter_batches(ROW_GROUP):
