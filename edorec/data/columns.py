@@ -127,13 +127,64 @@ def check_files(
     return problems
 
 
-def check(uses: Sequence[ColumnUse], files: Sequence[SourceFile], *, missing_columns: str) -> None:
-    """Checks roles and schemas together.
+def check_sparse(features: Mapping[str, SparseFeature], lists: frozenset[str]) -> list[str]:
+    """Settings of sparse features that do not fit what their columns hold."""
+    problems = []
+    for name, feature in features.items():
+        if feature.max_length is not None and name not in lists:
+            problems.append(
+                f"features.sparse.{name}.max_length: column {feature.column or name} holds no lists"
+            )
+        texts = [value for value in feature.missing if isinstance(value, str)]
+        if feature.bins is not None and texts:
+            problems.append(
+                f"features.sparse.{name}.missing: {texts[0]!r} is no number, and a feature with "
+                "bins holds numbers"
+            )
+    return problems
+
+
+def check(
+    uses: Sequence[ColumnUse],
+    files: Sequence[SourceFile],
+    *,
+    features: FeaturesConfig,
+    missing_columns: str,
+) -> None:
+    """Checks roles, schemas and settings together.
 
     Raises:
         ConfigError: with all faults.
     """
     problems = check_uses(uses) + check_files(uses, files, missing_columns=missing_columns)
+    if not problems:
+        problems = check_sparse(features.sparse, list_features(uses, files))
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_again(
+    uses: Sequence[ColumnUse],
+    files: Sequence[SourceFile],
+    *,
+    lists: frozenset[str],
+    missing_columns: str,
+) -> None:
+    """Checks files that come later, for which ``lists`` are the features that hold lists.
+
+    Raises:
+        ConfigError: with all faults.
+    """
+    problems = check_files(uses, files, missing_columns=missing_columns)
+    for use in uses:
+        for file in files if use.kind == "id" and not problems else ():
+            for kind in (file.types[position] for position in _positions(file, use.column)):
+                if not T.is_null(kind) and is_list(kind) != (use.name in lists):
+                    was = "lists" if use.name in lists else "no lists"
+                    problems.append(
+                        f"{use.key}: column {use.column} of {file.path} is {kind}; the rows "
+                        f"trained on held {was} there"
+                    )
     if problems:
         raise ConfigError(problems)
 

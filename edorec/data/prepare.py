@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edorec.data.columns import ColumnUse, check, column_uses, list_features
+from edorec.data.columns import ColumnUse, check, check_again, column_uses, list_features
 from edorec.data.counting import build_encoders, build_vocabularies, find_bins, open_database
 from edorec.data.encode import Encoder, LeakWatch, encode_split
 from edorec.data.prepared import (
@@ -69,7 +69,7 @@ def check_schema(
             files[split] = _open(chosen, data=data, key=f"data.{split}")
     uses = _uses(data, features, tasks)
     everything = [file for part in files.values() for file in part]
-    check(uses, everything, missing_columns=data.missing_columns)
+    check(uses, everything, features=features, missing_columns=data.missing_columns)
     if not any(file.num_rows for file in files["train"]):
         raise InputError(f"data.train: the {len(files['train'])} training files hold no rows")
     return files
@@ -128,7 +128,7 @@ def prepare_extra(
     started = time.perf_counter()
     opened = _open(files, data=data, key="data")
     uses = prepared.uses()
-    check(uses, opened, missing_columns=data.missing_columns)
+    check_again(uses, opened, lists=prepared.list_features, missing_columns=data.missing_columns)
     key = _key({"prepared": prepared.key, "missing_columns": data.missing_columns}, {split: opened})
     folder = _cache(data) / key
     reused = (folder / "split.json").exists()

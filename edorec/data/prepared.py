@@ -60,8 +60,12 @@ class Prepared:
         tasks: tasks, likewise.
         columns: name of the encoded column by (kind, feature or task); kind is sparse, dense,
             label, weight or group.
-        counts: what was met in the data: ``counts[event][split][name]`` is a number of values
-            (rows, ids, items), ``counts["warnings"]`` a list of sentences.
+        counts: what was met in the data: ``counts[event][split][name]`` is a number, where name is
+            a feature or task; an event that did not happen may be absent. Events: lookups and
+            unseen_ids (ids, of all and of those that training did not see), null_ids, null_lists,
+            dropped_items (null items), cut_items (beyond max_length), bad_dense (filled),
+            clipped_dense, null_labels, null_groups, missing_column_rows (rows of files that lack
+            the column). ``counts["warnings"]`` is a list of sentences.
         manifest: content of manifest.json.
         seconds: how long preparing took this time.
         reused: whether the cache held it.

@@ -122,7 +122,7 @@ class SourceFile:
                     batch_rows, row_groups=[row_group], column_indices=leaves, use_threads=True
                 ):
                     rows += len(batch)
-                    yield [batch.column(index) for index in order]
+                    yield [_stored(batch.column(index)) for index in order]
         except (pa.ArrowException, OSError) as error:
             raise InputError(
                 f"{self.path}: row group {row_group} is damaged: {_first_line(error)}"
@@ -179,6 +179,10 @@ def _footer_hash(path: Path, size: int) -> str:
         length = int.from_bytes(file.read(8)[:4], "little")
         file.seek(max(size - 8 - length, 0))
         return hashlib.sha256(file.read()).hexdigest()
+
+
+def _stored(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from edorec.data import stage
 from edorec.data.hashing import NULL_HASH, hash_integer, hash_text
 from edorec.data.prepare import copy_vocabularies, load_prepared, prepare, prepare_extra
 from edorec.data.schema import DataConfig
-from edorec.errors import InputError
+from edorec.errors import ConfigError, InputError
 from tests.data.logs import configs, encoded, prepare_log, raw_ids, vocabulary_ids, write
 
 
@@ -193,6 +194,35 @@ def test_strings_and_integers_share_a_vocabulary_by_decimal_text(tmp_path: Path)
     assert prepared.vocabularies["v"].counts.tolist() == [5, 3, 1, 1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)
+def test_strings_of_every_kind(tmp_path: Path, kind: pa.DataType) -> None:
+    ids = ["a", None, "b", "7", "b", "c", "d", "a", None, "e"]
+    array = pa.array(ids)
+    array = array.dictionary_encode() if pa.types.is_dictionary(kind) else array.cast(kind)
+    write(tmp_path / "train.parquet", {"s": array}, row_group_size=4)
+    prepared = prepare_log(tmp_path, sparse={"s": None}, group="s")
+    assert raw_ids(prepared, "s") == ids
+
+
+def test_chunks_of_a_row_group_and_extension_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "CHUNK_ROWS", 4)
+    flags = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, None] * 5, pa.int8()))
+    lists = [[i, i + 1] if i % 3 else None for i in range(15)]
+    write(tmp_path / "train.parquet", {"flag": flags, "list": lists, "y": [0] * 14 + [1]})
+    prepared = prepare_log(tmp_path, sparse={"flag": None, "list": {"max_length": 1}})
+    assert raw_ids(prepared, "flag") == [1, 0, None] * 5
+    assert raw_ids(prepared, "list") == [row[:1] if row else [] for row in lists]
+    path = write(tmp_path / "train.parquet", {"flag": flags, "list": lists, "y": [0] * 14 + [3]})
+    with pytest.raises(InputError, match=rf"{path}: row 14 \(from 0, in row group 0\): column y"):
+        prepare_log(tmp_path, sparse={"flag": None})
+
+
 def test_bins_are_training_quantiles(tmp_path: Path) -> None:
     values = [*range(100), None, math.nan]
     write(tmp_path / "train.parquet", {"x": pa.array(values, pa.float64())})
@@ -270,6 +300,22 @@ def test_later_rows_use_the_vocabularies_as_they_are(tmp_path: Path) -> None:
     again = prepare_extra(loaded, ["valid.parquet"], data=options["data"], split="extra")
     assert again.reused
     assert not extra.reused
+
+
+def test_later_rows_must_have_the_same_shape(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", {"id": [1, 2], "list": [[1], [2]]})
+    options = configs(tmp_path, sparse={"id": None, "list": {"max_length": 3}})
+    prepared = prepare(**options, vocabularies={})
+    path = write(tmp_path / "later.parquet", {"id": [[1], [2]], "list": pa.nulls(2)})
+    with pytest.raises(ConfigError) as error:
+        prepare_extra(prepared, "later.parquet", data=options["data"])
+    assert error.value.problems == [
+        f"features.sparse.id: column id of {path} is list<element: int64>; the rows trained on "
+        "held no lists there"
+    ]
+    write(path, {"id": [1, 1], "list": pa.nulls(2)})
+    extra = prepare_extra(prepared, "later.parquet", data=options["data"])
+    assert encoded(extra, "list", "extra") == [[], []]
 
 
 def test_load_prepared_refuses_an_empty_folder(tmp_path: Path) -> None:

@@ -358,3 +358,15 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         "features.dense.b",
         "data.weight",
     ]
+
+
+def test_settings_that_do_not_fit_the_column(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", {"a": [1, 2], "x": [0.5, 1.5], "l": [[1], [2]]})
+    found = problems(
+        tmp_path,
+        sparse={"a": {"max_length": 3}, "l": {"max_length": 3}, "x": {"bins": 2, "missing": ["?"]}},
+    )
+    assert found == [
+        "features.sparse.a.max_length: column a holds no lists",
+        "features.sparse.x.missing: '?' is no number, and a feature with bins holds numbers",
+    ]
