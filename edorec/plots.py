@@ -42,7 +42,8 @@ def _learning_curves(path: Path, metrics: Path) -> str | None:
             axes[1].plot(*zip(*known, strict=True), "o-", color=_color(index), label=task)
     if valid:
         axes[1].set(title="validation AUC", xlabel="step", ylabel="AUC")
-        axes[1].legend(frameon=False)
+        if axes[1].lines:
+            axes[1].legend(frameon=False)
     return _save(figure, path)
 
 

@@ -5,6 +5,7 @@ packages are looked up by their metadata, and a mix is refused, before one of th
 """
 
 import importlib
+import logging
 from importlib import metadata
 
 from edorec.errors import InputError
@@ -47,6 +48,8 @@ def load_fbgemm() -> None:
             raise InputError(
                 f"{module} is installed but does not load ({reason}); {_found()}; {_supported()}"
             ) from error
+    # torchrec asks whether it is being traced in every look-up, and torch warns that it does.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 def _installed(packages: tuple[str, ...]) -> dict[str, str]:

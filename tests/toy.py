@@ -49,7 +49,11 @@ def toy_settings(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "data": {
             "folder": str(folder),
             "cache": str(folder / "cache"),
-            **{n: f"{n}.parquet" for n in ("train", "valid", "test") if (folder / f"{n}.parquet").exists()},
+            **{
+                n: f"{n}.parquet"
+                for n in ("train", "valid", "test")
+                if (folder / f"{n}.parquet").exists()
+            },
             "group": "user",
         },
         "features": {
@@ -57,7 +61,7 @@ def toy_settings(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
             "dense": {"price": {}},
         },
         "tasks": {"click": {"label": "click"}, "buy": {"label": "buy"}},
-        "embedding": {"dim": 4, "learning_rate": 0.1},
+        "embedding": {"dim": 4, "learning_rate": 0.1, "init_std": 0.1},
         "model": {"backbone": {"name": "deepfm", "hidden": [16]}},
         "train": {"epochs": 2, "batch_size": 256, "learning_rate": 0.01},
     }
