@@ -8,22 +8,19 @@ of every file and the parts of the configuration that shape the rows; settings o
 cuts, buckets) do not, so one preparation serves every memory policy.
 """
 
-import hashlib
 import json
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edorec.data.cache import cache_folder, cache_key, new_folder, shaping_settings
 from edorec.data.columns import ColumnUse, check, check_again, column_uses, list_features
 from edorec.data.counting import build_encoders, build_vocabularies, find_bins, open_database
 from edorec.data.encode import Encoder, LeakWatch, encode_split
 from edorec.data.prepared import (
-    FORMAT,
     MANIFEST,
     VOCABULARIES,
     Prepared,
@@ -32,8 +29,9 @@ from edorec.data.prepared import (
     load_prepared,
 )
 from edorec.data.schema import DataConfig, FeaturesConfig, Files, TaskConfig, VocabularyConfig
-from edorec.data.source import SourceFile, expand, find_files, open_file
-from edorec.data.stage import Progress, Staged, build_columns, stage_split
+from edorec.data.source import SourceFile, find_files, open_file
+from edorec.data.stage import Progress, Staged, stage_split
+from edorec.data.stage_columns import build_columns
 from edorec.data.vocabulary import RankTable, read_hashes
 from edorec.errors import InputError
 
@@ -98,15 +96,15 @@ def prepare(
     """
     started = time.perf_counter()
     files = check_schema(data=data, features=features, tasks=tasks)
-    settings = _settings(data, features, tasks)
-    key = _key(settings, files)
-    folder = _cache(data) / key
-    if not (folder / VOCABULARIES / MANIFEST).exists():
-        with _new_folder(folder) as temporary:
+    settings = shaping_settings(data, features, tasks)
+    key = cache_key(settings, files)
+    folder = cache_folder(data) / key
+    parts = [folder / VOCABULARIES / MANIFEST, *(folder / f"{split}.parquet" for split in files)]
+    reused = all(part.exists() for part in parts)
+    if not reused:
+        shutil.rmtree(folder, ignore_errors=True)  # where a part is there, someone removed another
+        with new_folder(folder) as temporary:
             _prepare(temporary, settings | {"key": key}, files, data, on_progress)
-        reused = False
-    else:
-        reused = True
     prepared = load_prepared(folder / VOCABULARIES)
     return replace(prepared, seconds=time.perf_counter() - started, reused=reused)
 
@@ -129,11 +127,13 @@ def prepare_extra(
     opened = _open(files, data=data, key="data")
     uses = prepared.uses()
     check_again(uses, opened, lists=prepared.list_features, missing_columns=data.missing_columns)
-    key = _key({"prepared": prepared.key, "missing_columns": data.missing_columns}, {split: opened})
-    folder = _cache(data) / key
+    key = cache_key(
+        {"prepared": prepared.key, "missing_columns": data.missing_columns}, {split: opened}
+    )
+    folder = cache_folder(data) / key
     reused = (folder / "split.json").exists()
     if not reused:
-        with _new_folder(folder) as temporary:
+        with new_folder(folder) as temporary:
             columns = build_columns(uses, prepared.features_config(), prepared.list_features)
             staged = stage_split(split, opened, columns, folder=temporary, keep_texts=False)
             tables = {
@@ -170,50 +170,6 @@ def _uses(
 
 def _open(files: Files, *, data: DataConfig, key: str) -> list[SourceFile]:
     return [open_file(path) for path in find_files(files, folder=data.folder, key=key)]
-
-
-def _cache(data: DataConfig) -> Path:
-    return Path(expand(data.cache, "data.cache"))
-
-
-def _settings(
-    data: DataConfig, features: FeaturesConfig, tasks: Mapping[str, TaskConfig]
-) -> dict[str, Any]:
-    """The parts of the configuration that shape encoded rows."""
-    return {
-        "format": FORMAT,
-        "features": {
-            "sparse": {k: v.model_dump(exclude={"pooling"}) for k, v in features.sparse.items()},
-            "dense": {k: v.model_dump() for k, v in features.dense.items()},
-        },
-        "tasks": {name: {"label": task.label} for name, task in tasks.items()},
-        "weight": data.weight,
-        "group": data.group,
-        "missing_columns": data.missing_columns,
-    }
-
-
-def _key(settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]]) -> str:
-    prints = {split: [file.fingerprint for file in part] for split, part in files.items()}
-    return hashlib.sha256(json.dumps([FORMAT, settings, prints]).encode()).hexdigest()[:24]
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``folder`` if all goes well."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-    try:
-        yield temporary
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.exists():  # else another process prepared the same meanwhile
-                raise
-    except OSError as error:
-        raise InputError(f"cannot write prepared data to {folder.parent}: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _prepare(

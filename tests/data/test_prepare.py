@@ -150,6 +150,15 @@ def test_settings_of_memory_need_no_new_preparation(tmp_path: Path) -> None:
     assert again.key == first.key
 
 
+def test_a_part_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", {"item": [1, 2, 3]})
+    prepared = prepare_log(tmp_path, sparse={"item": None})
+    prepared.splits["train"].path.unlink()
+    again = prepare_log(tmp_path, sparse={"item": None})
+    assert not again.reused
+    assert again.splits["train"].path.exists()
+
+
 def test_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", {"item": [1, 2], "y": [0, 5]})
     with pytest.raises(InputError, match="must be 0, 1 or null"):

@@ -1,0 +1,65 @@
+"""The cache of prepared data: what its key covers; folders that appear complete or not at all."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edorec.data.prepared import FORMAT
+from edorec.data.schema import DataConfig, FeaturesConfig, TaskConfig
+from edorec.data.source import SourceFile, expand
+from edorec.errors import InputError
+
+
+def cache_folder(data: DataConfig) -> Path:
+    """The folder that ``data.cache`` names."""
+    return Path(expand(data.cache, "data.cache"))
+
+
+def shaping_settings(
+    data: DataConfig, features: FeaturesConfig, tasks: Mapping[str, TaskConfig]
+) -> dict[str, Any]:
+    """The parts of the configuration that shape encoded rows."""
+    return {
+        "format": FORMAT,
+        "features": {
+            "sparse": {k: v.model_dump(exclude={"pooling"}) for k, v in features.sparse.items()},
+            "dense": {k: v.model_dump() for k, v in features.dense.items()},
+        },
+        "tasks": {name: {"label": task.label} for name, task in tasks.items()},
+        "weight": data.weight,
+        "group": data.group,
+        "missing_columns": data.missing_columns,
+    }
+
+
+def cache_key(settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]]) -> str:
+    """Key of prepared data: a hash of the settings and of every file's fingerprint."""
+    prints = {split: [file.fingerprint for file in part] for split, part in files.items()}
+    return hashlib.sha256(json.dumps([FORMAT, settings, prints]).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``folder`` if all goes well.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    try:
+        yield temporary
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process prepared the same meanwhile
+                raise
+    except OSError as error:
+        raise InputError(f"cannot write prepared data to {folder.parent}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
