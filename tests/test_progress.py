@@ -64,7 +64,12 @@ def test_the_last_state_is_shown_when_work_fails() -> None:
     progress = Progress(
         total=100, unit="rows", description="train", verbosity=0, console=Console(file=output)
     )
-    with pytest.raises(ValueError, match="boom"), progress:
-        progress.advance(40)
-        raise ValueError("boom")
+
+    def work() -> None:
+        with progress:
+            progress.advance(40)
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        work()
     assert "40 of 100 rows (40%)" in output.getvalue()

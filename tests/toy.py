@@ -1,4 +1,4 @@
-"""A small log whose labels follow from its ids, and a configuration that trains on it in a second."""
+"""A small log whose labels follow from its ids, and a configuration that trains on it."""
 
 from pathlib import Path
 from typing import Any
