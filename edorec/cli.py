@@ -162,9 +162,10 @@ def prepare(
     with _reported():
         loaded = load_config(config, [*(overrides or []), *(values or [])])
         from edorec.data.prepare import prepare as prepare_data
-        from edorec.summaries import preparing, print_prepared
+        from edorec.progress import StageProgress
+        from edorec.summaries import print_prepared
 
-        with preparing(quiet=quiet) as on_progress:
+        with StageProgress(unit="rows", verbosity=_verbosity(quiet, False)) as on_progress:
             prepared = prepare_data(
                 data=loaded.config.data,
                 features=loaded.config.features,

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -105,6 +106,49 @@ class Progress:
         self._console.print(
             f"{self._description}: {counts}, {', '.join(parts)}", highlight=False, soft_wrap=True
         )
+
+
+class StageProgress:
+    """Progress of work in stages, as a context manager that is called with (stage, done, total).
+
+    A stage ends where another begins.
+    """
+
+    def __init__(self, *, unit: str, verbosity: int, console: Console | None = None) -> None:
+        self._unit = unit
+        self._verbosity = verbosity
+        self._console = console
+        self._stage: str | None = None
+        self._done = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Says that ``done`` of ``total`` units of ``stage`` are done."""
+        if stage != self._stage:
+            self._open.close()
+            self._stage, self._done = stage, 0
+            self._progress = self._open.enter_context(
+                Progress(
+                    total=total,
+                    unit=self._unit,
+                    description=stage,
+                    verbosity=self._verbosity,
+                    console=self._console,
+                )
+            )
+        self._progress.advance(done - self._done)
+        self._done = done
 
 
 def _duration(seconds: float) -> str:

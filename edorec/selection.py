@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from edorec.checkpoint import save_model
 from edorec.config import RunConfig
 from edorec.data.prepare import Prepared
@@ -35,13 +37,13 @@ class Selection:
         *,
         run_dir: Path,
         log: MetricsLog,
-        verbosity: int,
+        console: Console,
     ) -> None:
         self._recommender = recommender
         self._prepared = prepared
         self._config = config
         self._log = log
-        self._verbosity = verbosity
+        self._console = console
         stopping = config.train.early_stopping
         self._task = stopping.task or next(iter(config.tasks))
         self._stopping = EarlyStopping(metric=stopping.metric, patience=stopping.patience)
@@ -60,7 +62,7 @@ class Selection:
             self._prepared,
             "valid",
             config=self._config,
-            verbosity=min(self._verbosity, 0) - 1,
+            verbosity=-1,  # the bar of training stays
         )
         self.seconds += seconds
         scalars = {
@@ -71,6 +73,7 @@ class Selection:
         if self._stopping.update(value, step=step) or self._stopping.best is None:
             self.validation = metrics
             self._save(step)
+        self._say(step, metrics)
         if self._stopping.should_stop:
             self.events.append(
                 {
@@ -82,6 +85,16 @@ class Selection:
                 }
             )
         return self._stopping.should_stop
+
+    def _say(self, step: int, metrics: dict[str, dict[str, Any]]) -> None:
+        figures = ", ".join(
+            f"{task} {'n/a' if values['auc'] is None else format(values['auc'], '.4f')}"
+            for task, values in metrics.items()
+        )
+        best = " (best so far)" if self._stopping.best_step == step else ""
+        self._console.print(
+            f"step {step:,}: validation AUC {figures}{best}", highlight=False, soft_wrap=True
+        )
 
     def _save(self, step: int) -> None:
         save_model(

@@ -1,7 +1,6 @@
 """What ``edorec prepare`` and ``edorec evaluate`` show on the screen."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,6 @@ from rich.table import Table
 from edorec.data.prepare import Prepared
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
-
-
-@contextmanager
-def preparing(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A status line, on a terminal only; yields what ``prepare`` takes as ``on_progress``."""
-    with Console(stderr=True, quiet=quiet).status("prepare") as status:
-
-        def update(what: str, done: int, total: int) -> None:
-            status.update(f"{what}: {done:,} of {total:,} rows")
-
-        yield update
 
 
 def print_prepared(prepared: Prepared) -> None:

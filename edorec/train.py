@@ -3,7 +3,6 @@
 The loop is in ``_train``; everything it uses is a part with a name of its own.
 """
 
-import json
 import math
 import platform
 import time
@@ -30,9 +29,9 @@ from edorec.embedding.build import table_bytes
 from edorec.errors import InputError
 from edorec.evaluate import evaluate_split
 from edorec.memory_use import peak_rss_bytes, rss_bytes
-from edorec.progress import Progress
+from edorec.progress import Progress, StageProgress
 from edorec.recommender import Recommender, build_recommender
-from edorec.report import MetricsLog, print_summary, write_report
+from edorec.report import MetricsLog, print_plan, print_summary, write_plan, write_report
 from edorec.selection import Selection
 from edorec.step import TrainingStep
 
@@ -55,28 +54,40 @@ def run(config: RunConfig, *, run_dir: Path | None, verbosity: int) -> dict[str,
         ConfigError: if the configuration cannot run here.
         InputError: if data are bad, or training diverges.
     """
+    console = Console(stderr=True, quiet=verbosity < 0)
     device = pick_device(config.train.device)
     check_precision("train.matmul_precision", config.train.matmul_precision, device)
     check_precision("train.eval_precision", config.train.eval_precision, device)
     num_threads = set_num_threads(config.train.num_threads)
     run_dir = _create_run_dir(config, run_dir)
     (run_dir / "config.yaml").write_text(dump_config(config))
-    prepared = prepare(
-        data=config.data,
-        features=config.features,
-        vocabularies=config.vocabularies,
-        tasks=config.tasks,
-    )
+    with StageProgress(unit="rows", verbosity=verbosity, console=console) as on_progress:
+        prepared = prepare(
+            data=config.data,
+            features=config.features,
+            vocabularies=config.vocabularies,
+            tasks=config.tasks,
+            on_progress=on_progress,
+        )
     copy_vocabularies(prepared, run_dir / "vocabularies")
     recommender = build_recommender(config, prepared.vocabularies, device=device)
-    _write_plan(run_dir / "plan.json", config, prepared, recommender)
+    plan = _table_bytes(config, prepared, recommender)
+    write_plan(run_dir, plan)
+    if verbosity > 0:
+        print_plan(plan, console)
     tensorboard = run_dir / "tensorboard" if config.train.tensorboard else None
     with MetricsLog(run_dir / "metrics.jsonl", tensorboard_folder=tensorboard) as log:
         selection = Selection(
-            recommender, prepared, config, run_dir=run_dir, log=log, verbosity=verbosity
+            recommender, prepared, config, run_dir=run_dir, log=log, console=console
         )
         step, seconds = _train(
-            recommender, prepared, config, selection=selection, log=log, verbosity=verbosity
+            recommender,
+            prepared,
+            config,
+            selection=selection,
+            log=log,
+            console=console,
+            verbosity=verbosity,
         )
     load_model(selection.path, model=recommender.model, tables=recommender.tables)
     report = _report(config, prepared, recommender, verbosity=verbosity)
@@ -140,13 +151,6 @@ def _table_bytes(
     )
 
 
-def _write_plan(
-    path: Path, config: RunConfig, prepared: Prepared, recommender: Recommender
-) -> None:
-    tables = [vars(table) for table in _table_bytes(config, prepared, recommender)]
-    path.write_text(json.dumps({"tables": tables}, indent=2) + "\n")
-
-
 def _train(
     recommender: Recommender,
     prepared: Prepared,
@@ -154,6 +158,7 @@ def _train(
     *,
     selection: Selection,
     log: MetricsLog,
+    console: Console,
     verbosity: int,
 ) -> tuple[TrainingStep, float]:
     """Trains; returns the last step and the seconds of training without evaluations."""
@@ -172,7 +177,11 @@ def _train(
         training=True,
     )
     progress = Progress(
-        total=settings.epochs * epoch_rows, unit="rows", description="train", verbosity=verbosity
+        total=settings.epochs * epoch_rows,
+        unit="rows",
+        description="train",
+        verbosity=verbosity,
+        console=console,
     )
     recommender.model.train()
     started = time.perf_counter()

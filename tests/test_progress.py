@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from edorec.progress import Progress
+from edorec.progress import Progress, StageProgress
 
 
 class Clock:
@@ -73,3 +73,17 @@ def test_the_last_state_is_shown_when_work_fails() -> None:
     with pytest.raises(ValueError, match="boom"):
         work()
     assert "40 of 100 rows (40%)" in output.getvalue()
+
+
+def test_stages_end_where_the_next_begins() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=120)
+    with StageProgress(unit="rows", verbosity=0, console=console) as on_progress:
+        for stage in ("read", "encode"):
+            for done in (50, 100):
+                on_progress(stage, done, 100)
+    shown = output.getvalue().splitlines()
+    assert [line.split(",")[0] for line in shown] == [
+        "read: 100 of 100 rows (100%)",
+        "encode: 100 of 100 rows (100%)",
+    ]

@@ -63,7 +63,7 @@ def toy_settings(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "tasks": {"click": {"label": "click"}, "buy": {"label": "buy"}},
         "embedding": {"dim": 4, "learning_rate": 0.1, "init_std": 0.1},
         "model": {"backbone": {"name": "deepfm", "hidden": [16]}},
-        "train": {"epochs": 2, "batch_size": 256, "learning_rate": 0.01},
+        "train": {"epochs": 2, "batch_size": 256, "learning_rate": 0.01, "num_threads": 1},
     }
     for name, section in sections.items():
         settings[name] = {**settings.get(name, {}), **section}
