@@ -1,0 +1,33 @@
+"""The folder that a converter writes: complete, or as it was before."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edorec.errors import InputError
+
+
+@contextmanager
+def output_folder(folder: Path, files: tuple[str, ...]) -> Iterator[Path]:
+    """``FOLDER.new``, which takes the place of ``folder`` if all goes well and is removed if not.
+
+    Args:
+        folder: may hold ``files`` of an earlier run; they are replaced.
+        files: names of what will be written.
+
+    Raises:
+        InputError: if ``folder`` holds anything else.
+    """
+    folder = folder.resolve()
+    if folder.exists() and not all(path.name in files for path in folder.iterdir()):
+        raise InputError(f"{folder} holds more than {', '.join(files)}; give another --out")
+    temporary = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed run
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
