@@ -1,11 +1,11 @@
 """Device, threads and arithmetic of a run."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from edorec.cpus import num_cpus
 from edorec.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
 def set_num_threads(num_threads: int | None) -> int:
     """Sets torch's CPU threads, by default one a CPU that this process may use; returns them."""
     if num_threads is None:
-        num_threads = len(os.sched_getaffinity(0))
+        num_threads = num_cpus()
     torch.set_num_threads(num_threads)
     return num_threads
 

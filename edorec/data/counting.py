@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from edorec.cpus import num_cpus
 from edorec.data.columns import ColumnUse
 from edorec.data.encode import Encoder, bin_hashes
 from edorec.data.numbers import F64, bin_edges
@@ -63,7 +64,7 @@ def open_database(folder: Path, *, memory_limit: str | None) -> Iterator[duckdb.
         with duckdb.connect(
             config={
                 "memory_limit": limit,
-                "threads": len(os.sched_getaffinity(0)),
+                "threads": num_cpus(),
                 "temp_directory": str(spill),
                 "preserve_insertion_order": False,
             }

@@ -7,7 +7,6 @@ c1, ... of the uses they hold. Along the way it counts unseen ids and watches fo
 alone tell a label.
 """
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from edorec.cpus import num_cpus
 from edorec.data.columns import ColumnUse
 from edorec.data.hashing import NULL_HASH, mix
 from edorec.data.numbers import F64, standardize
@@ -107,7 +107,7 @@ def encode_split(
     with (
         pq.ParquetFile(staged.path) as source,
         pq.ParquetWriter(path, schema, **WRITE_OPTIONS) as writer,
-        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+        ThreadPoolExecutor(num_cpus()) as pool,
     ):
         for rows in source.iter_batches(ROW_GROUP):
             arrays = list(pool.map(lambda e, a: e.encode(a), encoders, rows.columns))

@@ -9,7 +9,6 @@ are dropped; a null list is empty; ``max_length`` keeps the first ids that are l
 that is null, NaN or infinite is bad: it is filled later. NaN labels count as null. All are counted.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from edorec.cpus import num_cpus
 from edorec.data.numbers import Moments
 from edorec.data.source import SourceFile
 from edorec.data.stage_columns import Column, IdColumn, NumberColumn, Place
@@ -82,7 +82,7 @@ def stage_split(
     texts = _TextWriter(folder, name, keep=keep_texts)
     with (
         pq.ParquetWriter(staged.path, schema, **WRITE_OPTIONS) as writer,
-        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+        ThreadPoolExecutor(num_cpus()) as pool,
     ):
         for place, chunk in _chunks(files, columns):
             stages = [pool.submit(c.stage, a, place) for c, a in zip(columns, chunk, strict=True)]
