@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,15 +45,37 @@ def cache_key(settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFi
     return hashlib.sha256(json.dumps([FORMAT, settings, prints]).encode()).hexdigest()[:24]
 
 
+def remove_leftovers(cache: Path) -> None:
+    """Removes the temporary folders of processes of this machine that have ended."""
+    for folder in cache.glob(".new-*"):
+        process, _, rest = folder.name.removeprefix(".new-").partition("-")
+        machine = rest.rpartition("-")[0]
+        if machine == platform.node() and process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder that becomes ``folder`` if all goes well.
+
+    Its name, .new-PROCESS-MACHINE-RANDOM, tells ``remove_leftovers`` who writes it.
 
     Raises:
         InputError: if it cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    prefix = f".new-{os.getpid()}-{platform.node()}-"
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         yield temporary
         try:

@@ -16,7 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edorec.data.cache import cache_folder, cache_key, new_folder, shaping_settings
+from edorec.data.cache import (
+    cache_folder,
+    cache_key,
+    new_folder,
+    remove_leftovers,
+    shaping_settings,
+)
 from edorec.data.columns import ColumnUse, check, check_again, column_uses, list_features
 from edorec.data.counting import build_encoders, build_vocabularies, find_bins, open_database
 from edorec.data.encode import Encoder, LeakWatch, encode_split
@@ -98,6 +104,7 @@ def prepare(
     files = check_schema(data=data, features=features, tasks=tasks)
     settings = shaping_settings(data, features, tasks)
     key = cache_key(settings, files)
+    remove_leftovers(cache_folder(data))
     folder = cache_folder(data) / key
     parts = [folder / VOCABULARIES / MANIFEST, *(folder / f"{split}.parquet" for split in files)]
     reused = all(part.exists() for part in parts)
@@ -130,6 +137,7 @@ def prepare_extra(
     key = cache_key(
         {"prepared": prepared.key, "missing_columns": data.missing_columns}, {split: opened}
     )
+    remove_leftovers(cache_folder(data))
     folder = cache_folder(data) / key
     reused = (folder / "split.json").exists()
     if not reused:
