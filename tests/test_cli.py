@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, messages, and what is not loaded.
+"""The command line as a user meets it: exit codes, messages, and what is not loaded (B01, B03).
 
 torch, torchrec and FBGEMM are blocked in the started processes unless said otherwise, so everything
 here also holds on a machine where they do not load.
@@ -42,7 +42,7 @@ def start(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Complet
     )
 
 
-def test_a_misspelt_key_is_one_line_on_stderr(tmp_path, blocked):
+def test_b03_a_misspelt_key_is_one_line_on_stderr(tmp_path, blocked):
     (tmp_path / "ecommerce.yaml").write_text(CONFIG)
     done = start(
         str(ROOT / "train.py"),
@@ -57,7 +57,7 @@ def test_a_misspelt_key_is_one_line_on_stderr(tmp_path, blocked):
     ]
 
 
-def test_help_and_print_config_load_nothing_heavy(tmp_path, blocked):
+def test_b01_help_and_print_config_load_nothing_heavy(tmp_path, blocked):
     (tmp_path / "my.yaml").write_text(CONFIG)
     done = start(str(ROOT / "train.py"), "--help", env=blocked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ def test_help_and_print_config_load_nothing_heavy(tmp_path, blocked):
     assert line.endswith("# --set train.epochs=2")
 
 
-def test_a_wrong_version_is_one_line_before_torch_is_imported(tmp_path):
+def test_b01_a_wrong_version_is_one_line_before_torch_is_imported(tmp_path):
     for name in BLOCKED[:3]:
         (tmp_path / f"{name}.py").write_text("raise OSError('undefined symbol')\n")
     info = tmp_path / "torch-2.12.0.dist-info"

@@ -55,7 +55,7 @@ def test_any_dim_is_accepted(tmp_path, dim):
     assert (config.embedding.dim, config.vocabularies["item"].dim) == (dim, dim)
 
 
-def test_all_problems_at_once_in_the_order_of_the_file(tmp_path):
+def test_b03_all_problems_at_once_in_the_order_of_the_file(tmp_path):
     path = write(
         tmp_path,
         """\

@@ -1,4 +1,4 @@
-"""Wrong keys name the key that was meant, wrong values what was wanted."""
+"""Wrong keys name the key that was meant, wrong values what was wanted (B03)."""
 
 import pytest
 
@@ -35,7 +35,7 @@ from tests.config_samples import GOOD, problems, write
         ("optimiser.lr=2", "embedding.optimizer"),
     ],
 )
-def test_unknown_key_names_the_nearest(tmp_path, override, meant):
+def test_b03_unknown_key_names_the_nearest(tmp_path, override, meant):
     (line,) = problems(write(tmp_path, GOOD), override)
     key = override.partition("=")[0].removesuffix(".lr" if "optimiser" in override else " ")
     assert line == f"--set {override}: {key}: unknown key; did you mean {meant}?"

@@ -26,7 +26,7 @@ def test_keys_written_twice_are_errors_with_both_lines(tmp_path):
     ]
 
 
-def test_the_same_feature_twice(tmp_path):
+def test_b03_the_same_feature_twice(tmp_path):
     text = GOOD.replace("    user:\n", "    user:\n    user: {max_length: 3}\n")
     assert problems(write(tmp_path, text)) == [
         "run.yaml:8: features.sparse.user: written twice, first on line 7"

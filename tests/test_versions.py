@@ -1,4 +1,4 @@
-"""A wrong mix of torch, torchrec and FBGEMM ends in one sentence."""
+"""A wrong mix of torch, torchrec and FBGEMM ends in one sentence (B01)."""
 
 import importlib
 from importlib import metadata
@@ -29,7 +29,7 @@ def install(monkeypatch, **installed: str) -> None:
 
 @pytest.mark.parametrize("fbgemm", ["fbgemm_gpu", "fbgemm_gpu_cpu"])
 @pytest.mark.parametrize("torch", ["2.13.0", "2.13.0+cpu", "2.13.0+cu130"])
-def test_supported_versions_pass(monkeypatch, torch, fbgemm):
+def test_b01_supported_versions_pass(monkeypatch, torch, fbgemm):
     install(monkeypatch, torch=torch, torchrec="1.8.0", **{fbgemm: "1.8.0+cpu"})
     check_versions()
 
@@ -57,7 +57,7 @@ def test_supported_versions_pass(monkeypatch, torch, fbgemm):
         ({}, "found no torch, no torchrec, no fbgemm-gpu or fbgemm-gpu-cpu"),
     ],
 )
-def test_another_mix_is_named_in_one_sentence(monkeypatch, installed, found):
+def test_b01_another_mix_is_named_in_one_sentence(monkeypatch, installed, found):
     install(monkeypatch, **installed)
     with pytest.raises(InputError) as caught:
         check_versions()
@@ -69,7 +69,7 @@ def test_the_environment_of_the_tests_is_supported():
 
 
 @pytest.mark.parametrize("error", [OSError, ImportError])
-def test_a_loader_error_becomes_a_sentence(monkeypatch, error):
+def test_b01_a_loader_error_becomes_a_sentence(monkeypatch, error):
     install(monkeypatch, torch="2.13.0", torchrec="1.8.0", fbgemm_gpu="1.8.0")
 
     def fail(module: str) -> None:
