@@ -1,7 +1,6 @@
 """What every benchmark writes: its figures, their bounds, and where they were measured."""
 
 import json
-import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from edorec.cpus import num_cpus
 
 PACKAGES = ("edorec", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numba", "numpy")
 
@@ -34,27 +35,27 @@ class Figure:
 
     @property
     def bound(self) -> float | None:
-        """The bound, None for a figure that is only reported."""
+        """The bound (the lower of two), None for a figure that is only reported."""
         return self.at_least if self.at_least is not None else self.at_most
 
     @property
     def ok(self) -> bool | None:
         """Whether the bound holds, None without one."""
-        if self.at_least is not None:
-            return self.value >= self.at_least
-        if self.at_most is not None:
-            return self.value <= self.at_most
-        return None
+        if self.bound is None:
+            return None
+        is_low = self.at_least is not None and not self.value >= self.at_least
+        is_high = self.at_most is not None and not self.value <= self.at_most
+        return not (is_low or is_high)
 
 
 def write_figures(figures: list[Figure], *, json_path: Path | None) -> None:
     """Prints the figures as a table and writes them to ``json_path`` if given."""
     table = Table("figure", "value", "unit", "bound", "ok")
     for figure in figures:
-        sign = ">= " if figure.at_least is not None else "<= "
-        bound = "" if figure.bound is None else f"{sign}{figure.bound:g}"
+        lower = "" if figure.at_least is None else f">= {figure.at_least:g} "
+        upper = "" if figure.at_most is None else f"<= {figure.at_most:g}"
         verdict = "" if figure.ok is None else ("yes" if figure.ok else "NO")
-        table.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, bound, verdict)
+        table.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, lower + upper, verdict)
     Console().print(table)
     if json_path is None:
         return
@@ -81,7 +82,7 @@ def machine() -> dict[str, str | int]:
         name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), name)
     return {
         "processor": name,
-        "num_cpus": len(os.sched_getaffinity(0)),
+        "num_cpus": num_cpus(),
         "system": platform.platform(),
     }
 

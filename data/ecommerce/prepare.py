@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from shop import SYLLABLES, TASKS, Ids, Impressions, Shop, make_impressions
+from impressions import Impressions, make_impressions
+from shop import SYLLABLES, TASKS, Ids, Shop
 
 from edorec.errors import InputError
 
@@ -50,14 +51,25 @@ class Preset:
 PRESETS = {
     "default": Preset("log", 1_000_000, 1.0),
     "small": Preset("log-small", 20_000, 0.02),
-    "large": Preset("log-large", 12_000_000, 60.0, 0.6),
+    "large": Preset("log-large", 13_000_000, 60.0, 0.6),
 }
 
 INT64_COLUMNS = ("user", "item", "seller", "brand", "category", "campaign", "coupon")
 INT32_COLUMNS = ("warehouse", "position", "hour", "weekday")
 NUM_WORDS = {"query": 3, "city": 2, "device": 2, "referrer": 2, "department": 1, "region": 1}
 MEMBERSHIPS = ("none", "basic", "silver", "gold", "staff")
+LISTS = ("viewed", "bought")
+NUMBERS = ("price", "discount", "hour_of_day", "rating", "delivery_days", "session_depth")
 WORDS = pa.array([first + second for first in SYLLABLES for second in SYLLABLES])
+SCHEMA = pa.schema(
+    [("time_ms", pa.int64())]
+    + [(f"{name}_id", pa.int64()) for name in INT64_COLUMNS]
+    + [(name, pa.int32()) for name in INT32_COLUMNS]
+    + [(name, pa.string()) for name in (*NUM_WORDS, "membership")]
+    + [(name, pa.list_(pa.int64())) for name in LISTS]
+    + [(name, pa.float32()) for name in NUMBERS]
+    + [(f"label_{task}", pa.int8()) for task in TASKS]
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -134,36 +146,39 @@ def _write_log(folder: Path, *, preset: str, train_rows: int, seed: int) -> dict
     first, blocks = 0, []
     for split, num_rows in rows.items():
         (folder / split).mkdir(parents=True)
-        writer, blocks = None, []
-        for index, start in enumerate(range(first, first + num_rows, BLOCK_ROWS)):
-            end = min(start + BLOCK_ROWS, first + num_rows)
-            rng = np.random.default_rng((seed, start))
-            block = make_impressions(shop, start, end, total=total, rng=rng)
-            table = _to_table(shop, block)
-            if index % BLOCKS_PER_FILE == 0:
-                if writer is not None:
-                    writer.close()
-                file = folder / split / f"part-{index // BLOCKS_PER_FILE:05}.parquet"
-                writer = pq.ParquetWriter(file, table.schema, compression="zstd")
-            writer.write_table(table)
-            if split == "test":
-                blocks.append((block.labels, block.probabilities))
-        if writer is not None:
-            writer.close()
-        first += num_rows
-    labels, probabilities = (
-        {task: np.concatenate([block[part][task] for block in blocks]) for task in TASKS}
-        for part in (0, 1)
-    )
-    sidecar = pa.table({f"prob_{task}": values for task, values in probabilities.items()})
+        last = first + num_rows
+        for index, start in enumerate(range(first, last, BLOCK_ROWS * BLOCKS_PER_FILE)):
+            end = min(start + BLOCK_ROWS * BLOCKS_PER_FILE, last)
+            file = folder / split / f"part-{index:05}.parquet"
+            made = _write_file(file, shop, start, end, total=total, seed=seed)
+            blocks += made if split == "test" else []
+        first = last
+    labels = {task: np.concatenate([block[0][task] for block in blocks]) for task in TASKS}
+    chances = {task: np.concatenate([block[1][task] for block in blocks]) for task in TASKS}
+    sidecar = pa.table({f"prob_{task}": values for task, values in chances.items()})
     pq.write_table(sidecar, folder / "test_probabilities.parquet", compression="zstd")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         "rows": rows,
         "test_rates": {task: float(labels[task].mean()) for task in TASKS},
-        "best_auc": {task: auc(labels[task], probabilities[task]) for task in TASKS},
+        "best_auc": {task: auc(labels[task], chances[task]) for task in TASKS},
         "files": {str(path.relative_to(folder)): path.stat().st_size for path in files},
     }
+
+
+def _write_file(
+    file: Path, shop: Shop, first: int, last: int, *, total: int, seed: int
+) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Writes rows ``first`` to ``last`` (excluded); returns each block's labels and chances."""
+    made = []
+    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        for start in range(first, last, BLOCK_ROWS):
+            rng = np.random.default_rng((seed, start))
+            end = min(start + BLOCK_ROWS, last)
+            block = make_impressions(shop, start, end, total=total, rng=rng)
+            writer.write_table(_to_table(shop, block))
+            made.append((block.labels, block.probabilities))
+    return made
 
 
 def _to_table(shop: Shop, block: Impressions) -> pa.Table:
@@ -176,16 +191,17 @@ def _to_table(shop: Shop, block: Impressions) -> pa.Table:
     for name, num_words in NUM_WORDS.items():
         columns[name] = _names(name, block.ids[name], num_words=num_words)
     columns["membership"] = pa.array(MEMBERSHIPS).take(pa.array(block.ids["membership"]))
-    for name, (items, is_null) in block.lists.items():
+    for name in LISTS:
+        items, is_null = block.lists[name]
         lengths = (items >= 0).sum(1)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         values = pa.array(shop.raw_ids("item", items[items >= 0]))
         columns[name] = pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))
-    for name, numbers in block.numbers.items():
-        columns[name] = pa.array(numbers, pa.float32(), from_pandas=True)
+    for name in NUMBERS:
+        columns[name] = pa.array(block.numbers[name], pa.float32(), from_pandas=True)
     for task in TASKS:
         columns[f"label_{task}"] = pa.array(block.labels[task])
-    return pa.table(columns)
+    return pa.table(columns, schema=SCHEMA)
 
 
 def _names(entity: str, ids: Ids, *, num_words: int) -> pa.Array:
@@ -200,20 +216,21 @@ def _names(entity: str, ids: Ids, *, num_words: int) -> pa.Array:
     return pc.if_else(pa.array(ids < 0), pa.scalar(None, names.type), names)
 
 
-def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Chance that a positive scores above a negative (scores without ties)."""
+def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
+    """Chance that a positive scores above a negative (no ties); None without both kinds."""
     positive = labels[np.argsort(scores, kind="stable")] > 0
     num_positive = int(positive.sum())
     below = np.flatnonzero(positive).sum() - num_positive * (num_positive - 1) / 2
     pairs = num_positive * (len(labels) - num_positive)
-    return float(below / pairs) if pairs else float("nan")
+    return float(below / pairs) if pairs else None
 
 
 def _print_summary(manifest: dict[str, Any]) -> None:
     print("  ".join(f"{split} {rows:,} rows" for split, rows in manifest["rows"].items()))
     for task, best in manifest["best_auc"].items():
         rate = manifest["test_rates"][task]
-        print(f"{task}: {rate:.1%} of test rows, best reachable test AUC {best:.4f}")
+        shown = "undefined" if best is None else f"{best:.4f}"
+        print(f"{task}: {rate:.1%} of test rows, best reachable test AUC {shown}")
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def test_labels_are_drawn_from_the_probabilities(
         assert abs(label[rows].sum() - chance[rows].sum()) < 4.5 * deviation
 
 
-@pytest.mark.parametrize("name", ["user_id", "item_id", "query", "campaign_id"])
+@pytest.mark.parametrize("name", ["user_id", "item_id", "query"])
 def test_evaluation_holds_ids_that_training_never_saw(
     splits: dict[str, pa.Table], name: str
 ) -> None:
