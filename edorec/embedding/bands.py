@@ -1,0 +1,143 @@
+"""A table's rows: bands of consecutive rows, each in one format, each in a memory of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edorec.embedding.formats import FORMATS
+from edorec.embedding.optimizers import initial_state, state_bytes
+from edorec.embedding.states import STATES
+from edorec.embedding.storage import MappedBytes
+
+CHUNK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Band:
+    """Consecutive rows of a table in one format.
+
+    Attributes:
+        num_rows: how many.
+        format: row format, one of ``formats.FORMATS``.
+        state: format of row-wise Adagrad's accumulator, one of ``states.STATES``.
+    """
+
+    num_rows: int
+    format: str
+    state: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.num_rows < 0:
+            raise ValueError(f"num_rows must be at least 0, got {self.num_rows}")
+        if self.format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {self.format}")
+        if not FORMATS[self.format].trains:
+            raise ValueError(f"rows cannot be updated in {self.format}; use it for qat")
+        if self.state not in STATES:
+            raise ValueError(f"state must be one of {', '.join(STATES)}, got {self.state}")
+
+
+class BandMemory:
+    """The bytes of a band: each row's own and then its optimizer state.
+
+    Row and state lie together because they are read and written together: one cache line, not two.
+
+    Attributes:
+        band: what it holds.
+        first_row: of the band in its table.
+        row_bytes: bytes of a row without its state.
+        rows_RS: uint8 (rows, row_bytes + state bytes), live.
+    """
+
+    def __init__(
+        self,
+        band: Band,
+        *,
+        first_row: int,
+        dim: int,
+        optimizer: str,
+        device: torch.device,
+        path: Path | None = None,
+    ) -> None:
+        self.band = band
+        self.first_row = first_row
+        self.row_bytes = FORMATS[band.format].row_bytes(dim)
+        self.state_bytes = state_bytes(optimizer, dim=dim, state=STATES[band.state])
+        stride = self.row_bytes + self.state_bytes
+        num_bytes = band.num_rows * stride
+        if device.type == "cpu":
+            self._memory = MappedBytes(num_bytes, path)
+            flat = self._memory.tensor
+        else:
+            flat = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self.rows_RS = flat.view(band.num_rows, stride)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the rows without state."""
+        return self.band.num_rows * self.row_bytes
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the optimizer state."""
+        return self.band.num_rows * self.state_bytes
+
+
+def make_bands(
+    bands: Sequence[Band], *, dim: int, optimizer: str, device: torch.device
+) -> list[BandMemory]:
+    """Zeroed memory for the bands of a table that have rows; a table has at least one row."""
+    memories, first_row = [], 0
+    for band in bands:
+        if band.num_rows:
+            memories.append(
+                BandMemory(band, first_row=first_row, dim=dim, optimizer=optimizer, device=device)
+            )
+        first_row += band.num_rows
+    if not memories:
+        raise ValueError("a table must have at least one row")
+    return memories
+
+
+def init_bands(
+    memories: Sequence[BandMemory],
+    *,
+    dim: int,
+    optimizer: str,
+    initial_accumulator: float,
+    init_std: float,
+    num_zero_rows: int,
+    generator: torch.Generator,
+) -> None:
+    """Writes initial rows and states, a chunk at a time.
+
+    Row r gets the same normal numbers whatever the number of rows or their formats: only rounding
+    (to the nearest) differs.
+
+    Args:
+        memories: the bands of a table.
+        dim: of its rows.
+        optimizer: whose state to write.
+        initial_accumulator: of Adagrad.
+        init_std: standard deviation of the rows.
+        num_zero_rows: how many of the table's last rows are zero.
+        generator: of the numbers, on the CPU.
+    """
+    num_rows = memories[-1].first_row + memories[-1].band.num_rows
+    nearest = torch.tensor(0.5)
+    for start in range(0, num_rows, CHUNK_ROWS):
+        values = torch.empty(CHUNK_ROWS, dim).normal_(0.0, init_std, generator=generator)
+        values[max(0, num_rows - num_zero_rows - start) :] = 0
+        for memory in memories:
+            low = max(start, memory.first_row)
+            high = min(start + CHUNK_ROWS, memory.first_row + memory.band.num_rows)
+            if low >= high:
+                continue
+            rows = FORMATS[memory.band.format].encode(values[low - start : high - start], nearest)
+            target = memory.rows_RS[low - memory.first_row : high - memory.first_row]
+            target[:, : memory.row_bytes] = rows.to(target.device)
+            target[:, memory.row_bytes :] = initial_state(
+                optimizer, dim=dim, state=STATES[memory.band.state], accumulator=initial_accumulator
+            ).to(target.device)

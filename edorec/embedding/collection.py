@@ -1,0 +1,470 @@
+"""Embedding collections whose tables stay compressed while they train.
+
+They take the place of torchrec's EmbeddingBagCollection (a pooled vector a feature) and
+EmbeddingCollection (a vector a look-up): KeyedJaggedTensor in, KeyedTensor or JaggedTensors out.
+The optimizer acts inside the backward pass, so tables are not among ``parameters()``.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
+from edorec.embedding.formats import FORMATS
+from edorec.embedding.kernels import cpu, reference
+from edorec.embedding.kernels.layout import Lookups, index_of
+from edorec.embedding.kernels.noise import table_key
+from edorec.embedding.optimizers import OPTIMIZERS, Step
+from edorec.embedding.states import STATES
+
+KERNELS = ("cpu", "reference")
+
+
+@dataclass
+class EdoTableConfig(EmbeddingBagConfig):
+    """A table; torchrec's config with formats.
+
+    ``data_type`` is not looked at: a format of ours is none of torchrec's types.
+
+    Attributes:
+        bands: consecutive rows in one format each, ``num_embeddings`` in all; by default all rows
+            in ``format``.
+        format: row format of a table without bands.
+        num_zero_rows: how many of the last rows (the buckets) start at zero.
+        qat: format that rows are read through while training (quantization-aware training); the
+            gradient goes straight through to the row. None: rows are read as they are.
+    """
+
+    format: str = "fp32"
+    bands: Sequence[Band] = field(default_factory=list)
+    num_zero_rows: int = 0
+    qat: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bands:
+            self.bands = [Band(self.num_embeddings, self.format)]
+        num_rows = sum(band.num_rows for band in self.bands)
+        if num_rows != self.num_embeddings:
+            raise ValueError(
+                f"table {self.name}: bands have {num_rows} rows, num_embeddings is "
+                f"{self.num_embeddings}"
+            )
+        if self.qat is not None and self.qat not in FORMATS:
+            raise ValueError(
+                f"table {self.name}: qat must be one of {', '.join(FORMATS)}, got {self.qat}"
+            )
+
+
+class RowTables:
+    """Tables and their kernel: what the two collections share.
+
+    Args:
+        tables: one config a table.
+        optimizer: one of ``optimizers.OPTIMIZERS``.
+        learning_rate: see ``set_learning_rate``.
+        weight_decay: decoupled; acts on the rows that a step looks up.
+        initial_accumulator: initial sum of squared gradients of (row-wise) Adagrad.
+        init_std: standard deviation of the initial rows, independent of the number of rows.
+        seed: initial values and rounding depend on it; initial values also on the table's name.
+        device: where the rows are.
+        kernel: cpu (numba), or reference (plain torch); default by device.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EdoTableConfig],
+        *,
+        optimizer: str,
+        learning_rate: float,
+        weight_decay: float,
+        initial_accumulator: float,
+        init_std: float,
+        seed: int,
+        device: torch.device,
+        kernel: str | None,
+    ) -> None:
+        if optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer}")
+        self.kernel = kernel or ("cpu" if device.type == "cpu" else "reference")
+        if self.kernel not in KERNELS:
+            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel}")
+        if self.kernel == "cpu" and device.type != "cpu":
+            raise ValueError(f"kernel cpu works on the CPU, got device {device}")
+        self.configs = list(tables)
+        self.device = device
+        self.learning_rate = learning_rate
+        self._weight_decay = weight_decay
+        self._optimizer = optimizer
+        self._seed = seed
+        self.num_updates = 0
+        self.memories = [
+            make_bands(table.bands, dim=table.embedding_dim, optimizer=optimizer, device=device)
+            for table in tables
+        ]
+        for table, memories in zip(tables, self.memories, strict=True):
+            digest = hashlib.blake2b(f"{seed}/{table.name}".encode(), digest_size=7).digest()
+            init_bands(
+                memories,
+                dim=table.embedding_dim,
+                optimizer=optimizer,
+                initial_accumulator=initial_accumulator,
+                init_std=init_std,
+                num_zero_rows=table.num_zero_rows,
+                generator=torch.Generator().manual_seed(int.from_bytes(digest, "little")),
+            )
+        self._arrays = self._make_arrays()
+
+    def _make_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bands and tables of ``kernels.layout``."""
+        bands, tables = [], []
+        for config, memories in zip(self.configs, self.memories, strict=True):
+            first_band = len(bands)
+            bands += [_band_entry(memory) for memory in memories]
+            qat = -1 if config.qat is None else index_of(list(FORMATS), config.qat)
+            tables.append(
+                [first_band, len(bands), config.embedding_dim, qat, config.num_embeddings]
+            )
+        return np.array(bands, np.int64), np.array(tables, np.int64)
+
+    def _reference_tables(self) -> list[reference.TableRows]:
+        return [
+            reference.TableRows(
+                bands=[
+                    reference.BandRows(
+                        memory.first_row,
+                        memory.rows_RS,
+                        FORMATS[memory.band.format],
+                        STATES[memory.band.state],
+                    )
+                    for memory in memories
+                ],
+                dim=config.embedding_dim,
+                qat=config.qat,
+            )
+            for config, memories in zip(self.configs, self.memories, strict=True)
+        ]
+
+    def read(self, lookups: Lookups) -> torch.Tensor:
+        """Looks up and pools; see ``kernels.cpu.forward``."""
+        if self.kernel == "cpu":
+            return cpu.forward(*self._arrays, lookups)
+        return reference.forward(self._reference_tables(), lookups)
+
+    def update(self, lookups: Lookups, gradients: torch.Tensor) -> None:
+        """One step of the optimizer on the rows that were looked up."""
+        self.num_updates += 1
+        keys = [
+            table_key(seed=self._seed, step=self.num_updates, table=index)
+            for index in range(len(self.configs))
+        ]
+        step = Step(self.learning_rate, self._weight_decay, self.num_updates)
+        if self.kernel == "cpu":
+            cpu.backward(
+                *self._arrays,
+                lookups,
+                gradients,
+                optimizer=self._optimizer,
+                step=step,
+                table_keys=np.array(keys, np.uint64),
+            )
+        else:
+            reference.backward(
+                self._reference_tables(),
+                lookups,
+                gradients,
+                optimizer=self._optimizer,
+                step=step,
+                table_keys=keys,
+            )
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """By table, each band's live bytes: ``band0``, ..., uint8 (rows, row and state bytes)."""
+        return {
+            config.name: {f"band{k}": memory.rows_RS for k, memory in enumerate(memories)}
+            for config, memories in zip(self.configs, self.memories, strict=True)
+        }
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A table's rows decoded, float32 (R, D), without QAT; for tests and export."""
+        index = [config.name for config in self.configs].index(name)
+        dim = self.configs[index].embedding_dim
+        return torch.cat(
+            [
+                FORMATS[memory.band.format].decode(memory.rows_RS[:, : memory.row_bytes], dim)
+                for memory in self.memories[index]
+            ]
+        )
+
+
+def _band_entry(memory: BandMemory) -> list[int]:
+    return [
+        memory.first_row,
+        memory.band.num_rows,
+        memory.rows_RS.data_ptr(),
+        memory.rows_RS.shape[1],
+        memory.row_bytes,
+        index_of(list(FORMATS), memory.band.format),
+        index_of(list(STATES), memory.band.state),
+    ]
+
+
+class _LookUp(torch.autograd.Function):
+    """Reads rows; its backward updates them and has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, _hook: torch.Tensor, tables: RowTables, lookups: Lookups) -> torch.Tensor:
+        ctx.tables, ctx.lookups = tables, lookups
+        return tables.read(lookups)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
+        ctx.tables.update(ctx.lookups, gradients[0].float().contiguous())
+        return None, None, None
+
+
+class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
+    """Pooled embeddings; takes the place of torchrec's EmbeddingBagCollection.
+
+    Args:
+        tables: one config a table. A table's ``pooling`` holds for its features that ``pooling``
+            does not name.
+        pooling: pooling by feature.
+        is_weighted: look-ups come with weights. A mean divides the weighted sum by the number of
+            look-ups in the bag. Weights get no gradient.
+        optimizer: sgd, rowwise_adagrad, adagrad or adam; see ``optimizers``.
+        learning_rate: see ``set_learning_rate``.
+        weight_decay: decoupled; acts on the rows that a step looks up.
+        initial_accumulator: initial sum of squared gradients of (row-wise) Adagrad.
+        init_std: standard deviation of the initial rows, independent of the number of rows.
+        seed: initial values and stochastic rounding depend on it.
+        device: where the rows are.
+        kernel: cpu or reference; default by device.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EdoTableConfig],
+        *,
+        pooling: Mapping[str, PoolingType] | None = None,
+        is_weighted: bool = False,
+        optimizer: str = "rowwise_adagrad",
+        learning_rate: float = 0.05,
+        weight_decay: float = 0.0,
+        initial_accumulator: float = 0.0,
+        init_std: float = 0.01,
+        seed: int = 0,
+        device: torch.device | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.tables = RowTables(
+            tables,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            initial_accumulator=initial_accumulator,
+            init_std=init_std,
+            seed=seed,
+            device=device or torch.device("cpu"),
+            kernel=kernel,
+        )
+        self._is_weighted = is_weighted
+        self._features = [name for table in tables for name in table.feature_names]
+        self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
+        self._hook = torch.zeros(0, requires_grad=True)  # autograd calls back for it
+        pooling = pooling or {}
+        out = np.concatenate([[0], np.cumsum(self._dims)])
+        self._layout = np.array(
+            [
+                [
+                    index,
+                    0,
+                    0,
+                    out[self._features.index(name)],
+                    out[-1],
+                    pooling.get(name, table.pooling) == PoolingType.MEAN,
+                ]
+                for index, table in enumerate(tables)
+                for name in table.feature_names
+            ],
+            np.int64,
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Looks up and pools rows.
+
+        Args:
+            features: values int64 rows; every feature of the tables is among its keys, in any
+                order.
+
+        Returns:
+            KeyedTensor of float32 (B, D) by feature, in the order of the tables.
+
+        Raises:
+            IndexError: if a value is not a row of its table, naming feature, value and table.
+        """
+        keys, batch_size = features.keys(), features.stride()
+        positions = np.array([keys.index(name) for name in self._features], np.int64)
+        layout = self._layout.copy()
+        layout[:, 1] = positions * batch_size
+        layout[:, 2] = batch_size
+        lookups = Lookups(
+            features=layout,
+            values=features.values().long(),
+            offsets=features.offsets().long(),
+            weights=features.weights().float() if self._is_weighted else None,
+            out_size=batch_size * sum(self._dims),
+        )
+        pooled = _look_up(self.tables, self._features, self._hook, lookups)
+        return KeyedTensor(self._features, self._dims, pooled.view(batch_size, sum(self._dims)))
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of the next backward pass."""
+        self.tables.learning_rate = learning_rate
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The configs of the tables, in order."""
+        return list(self.tables.configs)
+
+    def is_weighted(self) -> bool:
+        """Whether look-ups come with weights."""
+        return self._is_weighted
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.tables.device
+
+
+class EdoEmbeddingCollection(EmbeddingCollectionInterface):
+    """Embeddings of sequences, one a look-up; takes the place of torchrec's EmbeddingCollection.
+
+    Args: as ``EdoEmbeddingBagCollection``; all tables have one dim.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EdoTableConfig],
+        *,
+        optimizer: str = "rowwise_adagrad",
+        learning_rate: float = 0.05,
+        weight_decay: float = 0.0,
+        initial_accumulator: float = 0.0,
+        init_std: float = 0.01,
+        seed: int = 0,
+        device: torch.device | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        super().__init__()
+        dims = {table.embedding_dim for table in tables}
+        if len(dims) != 1:
+            raise ValueError(f"all tables must have one embedding_dim, got {sorted(dims)}")
+        (self._dim,) = dims
+        self.tables = RowTables(
+            tables,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            initial_accumulator=initial_accumulator,
+            init_std=init_std,
+            seed=seed,
+            device=device or torch.device("cpu"),
+            kernel=kernel,
+        )
+        self._features = [name for table in tables for name in table.feature_names]
+        self._table_of = [index for index, table in enumerate(tables) for _ in table.feature_names]
+        self._hook = torch.zeros(0, requires_grad=True)
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Looks up rows.
+
+        Args:
+            features: values int64 rows; every feature of the tables is among its keys.
+
+        Returns:
+            By feature a JaggedTensor of float32 (number of its values, D).
+
+        Raises:
+            IndexError: if a value is not a row of its table, naming feature, value and table.
+        """
+        keys, batch_size = features.keys(), features.stride()
+        values, offsets = features.values().long(), features.offsets().long()
+        bounds = offsets[::batch_size].tolist() if batch_size else [0] * (len(keys) + 1)
+        dim = self._dim
+        # Each look-up is a bag of its own.
+        layout = [
+            [table, bounds[k], bounds[k + 1] - bounds[k], bounds[k] * dim, dim, 0]
+            for table, k in zip(
+                self._table_of, (keys.index(name) for name in self._features), strict=True
+            )
+        ]
+        lookups = Lookups(
+            features=np.array(layout, np.int64),
+            values=values,
+            offsets=torch.arange(len(values) + 1, device=values.device),
+            weights=None,
+            out_size=len(values) * dim,
+        )
+        flat = _look_up(self.tables, self._features, self._hook, lookups)
+        rows_LD = flat.view(len(values), dim)
+        lengths = features.lengths().view(len(keys), batch_size)
+        return {
+            name: JaggedTensor(
+                rows_LD[bounds[k] : bounds[k + 1]], lengths=lengths[k]
+            )
+            for name, k in ((name, keys.index(name)) for name in self._features)
+        }
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of the next backward pass."""
+        self.tables.learning_rate = learning_rate
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The configs of the tables, in order."""
+        return list(self.tables.configs)
+
+    def need_indices(self) -> bool:
+        """Results do not carry the values that were looked up."""
+        return False
+
+    def embedding_dim(self) -> int:
+        """Dim of all tables."""
+        return self._dim
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Feature names by table."""
+        return [list(config.feature_names) for config in self.tables.configs]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.tables.device
+
+
+def _look_up(
+    tables: RowTables, features: Sequence[str], hook: torch.Tensor, lookups: Lookups
+) -> torch.Tensor:
+    try:
+        result: torch.Tensor = _LookUp.apply(hook, tables, lookups)
+    except IndexError as error:
+        position, value = error.args
+        config = tables.configs[lookups.features[position, 0]]
+        raise IndexError(
+            f"feature {features[position]}: {value} is not a row of table {config.name}, which "
+            f"has {config.num_embeddings}"
+        ) from None
+    return result

@@ -1,0 +1,47 @@
+"""fp32: D float32 values.
+
+    byte  0         4               4 D
+          | value 0 | value 1 | ... |
+"""
+
+from typing import Any
+
+import torch
+from numba import njit
+
+from edorec.embedding.formats.row_format import RowFormat
+from edorec.embedding.kernels.primitives import FAST, floats_at
+
+
+def row_bytes(dim: int) -> int:
+    """Bytes of a row."""
+    return 4 * dim
+
+
+def encode(values_ND: torch.Tensor, _noise: torch.Tensor) -> torch.Tensor:
+    """Float32 rows to bytes."""
+    return values_ND.contiguous().view(torch.uint8)
+
+
+def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
+    """Bytes to float32 rows."""
+    return rows_NB.contiguous().view(torch.float32)[:, :dim]
+
+
+@njit(fastmath=FAST)
+def add_row(address: int, dim: int, weight: Any, out: Any, first: int) -> None:
+    """Numba twin of ``decode``."""
+    row = floats_at(address)
+    for d in range(dim):
+        out[first + d] += weight * row[d]
+
+
+@njit(fastmath=FAST)
+def store_row(values: Any, dim: int, address: int, _key: Any, _nearest: bool) -> None:
+    """Numba twin of ``encode``."""
+    row = floats_at(address)
+    for d in range(dim):
+        row[d] = values[d]
+
+
+FORMAT = RowFormat("fp32", row_bytes, encode, decode, add_row, store_row)

@@ -1,0 +1,56 @@
+"""What a row format is: bytes per row, and how they are written and read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Encode = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Decode = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """One encoding of an embedding row.
+
+    ``encode`` and ``decode`` are plain torch, on any device, and define the format. ``add_row`` and
+    ``store_row`` are their numba twins for one row.
+
+    Attributes:
+        name: as in configurations.
+        row_bytes: bytes of a row of a given dim.
+        encode: float32 (N, D) and numbers in [0, 1) that broadcast to it, to uint8 (N, row_bytes).
+            A value between two codes takes the upper one if its number is large enough; uniform
+            numbers round stochastically, 0.5 to the nearest.
+        decode: uint8 (N, row_bytes) and D, to float32 (N, D).
+        add_row: ``(address, dim, weight, out, first)`` adds weight * row to out[first:first + dim].
+        store_row: ``(values, dim, address, key, nearest)`` writes a row, rounded with the noise of
+            a row key or to the nearest.
+        trains: whether rows may be updated in this format; one that may not is a target of
+            quantization-aware training.
+    """
+
+    name: str
+    row_bytes: Callable[[int], int]
+    encode: Encode
+    decode: Decode
+    add_row: Any
+    store_row: Any
+    trains: bool = True
+
+
+def to_halves(values_N: torch.Tensor) -> torch.Tensor:
+    """fp16 bits of float32 (N), to the nearest, as uint8 (N, 2), little-endian."""
+    return values_N.half().unsqueeze(1).contiguous().view(torch.uint8)
+
+
+def from_halves(halves_N2: torch.Tensor) -> torch.Tensor:
+    """float32 (N, 1) of fp16 bits, uint8 (N, 2)."""
+    return halves_N2.contiguous().view(torch.float16).float()
+
+
+def power_of_two_at_least(values: torch.Tensor) -> torch.Tensor:
+    """The smallest powers of two that are not below positive normal float32 values."""
+    bits = values.view(torch.int32) + 0x007FFFFF
+    return (bits & 0x7F800000).view(torch.float32)

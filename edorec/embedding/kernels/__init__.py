@@ -1,0 +1,1 @@
+"""Look-up and update of table rows: one semantics, two implementations."""

@@ -1,0 +1,51 @@
+"""What kernels are told: where tables are, and what a batch looks up.
+
+Arrays of int64, one row an entry, whose columns are named here; the same for every kernel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+# Bands: consecutive rows of a table in one format.
+FIRST_ROW, NUM_ROWS, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE = range(7)
+# Tables: their bands are consecutive. ``QAT`` is the format read through, -1 for none.
+FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS = range(5)
+# Features: bag b of a feature has the look-ups offsets[FIRST_OFFSET + b] to
+# offsets[FIRST_OFFSET + b + 1], and its result starts at out[OUT + b * OUT_STRIDE].
+TABLE, FIRST_OFFSET, NUM_BAGS, OUT, OUT_STRIDE, IS_MEAN = range(6)
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What a batch looks up.
+
+    Attributes:
+        features: int64 (F, 6), see the columns above; features of a table are consecutive.
+        values: int64 rows of the tables.
+        offsets: int64 starts of bags in ``values``.
+        weights: float32, one a value, or None.
+        out_size: float32 numbers of the result.
+    """
+
+    features: np.ndarray
+    values: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None
+    out_size: int
+
+
+def table_slots(features: np.ndarray, offsets: np.ndarray, num_tables: int) -> np.ndarray:
+    """Where each table's look-ups begin when they are sorted by table; int64 (tables + 1)."""
+    ends = features[:, FIRST_OFFSET] + features[:, NUM_BAGS]
+    num_values = offsets[ends] - offsets[features[:, FIRST_OFFSET]]
+    per_table = np.zeros(num_tables + 1, np.int64)
+    np.add.at(per_table, features[:, TABLE] + 1, num_values)
+    return np.cumsum(per_table)
+
+
+def index_of(names: Sequence[str], name: str) -> int:
+    """Position of a format's name in the order of the explicit dict, as kernels know it."""
+    return list(names).index(name)
