@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from edorec.embedding.fused import FusedEmbeddingBagCollection
+from edorec.embedding.build import EmbeddingTables
 from edorec.errors import InputError
 
 VERSION = 1
 
 
-def save_model(
-    path: Path, *, model: nn.Module, tables: FusedEmbeddingBagCollection, step: int
-) -> None:
+def save_model(path: Path, *, model: nn.Module, tables: EmbeddingTables, step: int) -> None:
     """Writes a model to a temporary name, syncs it to disk and renames it to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -33,7 +31,7 @@ def save_model(
     temporary.replace(path)
 
 
-def load_model(path: Path, *, model: nn.Module, tables: FusedEmbeddingBagCollection) -> int:
+def load_model(path: Path, *, model: nn.Module, tables: EmbeddingTables) -> int:
     """Loads a model in place and returns the training step it was saved at.
 
     Raises:

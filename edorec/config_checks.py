@@ -16,7 +16,7 @@ Problem = tuple[Path, str]
 
 def cross_check(values: dict[str, Any]) -> list[Problem]:
     """(key path, sentence) of every fault between keys."""
-    checks = (_features, _vocabularies, _labels, _training)
+    checks = (_features, _vocabularies, _labels, _memory, _training)
     return [problem for check in checks for problem in check(values)]
 
 
@@ -98,6 +98,36 @@ def _labels(values: dict[str, Any]) -> Iterator[Problem]:
             if role is not None:
                 path: Path = ("features", kind, name, *(["column"] if column else []))
                 yield path, f"column {column or name} is {role} cannot be a feature too"
+
+
+def _memory(values: dict[str, Any]) -> Iterator[Problem]:
+    memory = _mapping(values, "memory")
+    bands = memory.get("bands")
+    entries = [band for band in bands if isinstance(band, dict)] if isinstance(bands, list) else []
+    optimizer = _mapping(values, "embedding").get("optimizer", "rowwise_adagrad")
+    places: list[tuple[Path, Any]] = [(("memory", "state"), memory.get("state"))]
+    places += [
+        (("memory", "bands", str(k), "state"), b.get("state")) for k, b in enumerate(entries)
+    ]
+    for path, state in places:
+        if state not in (None, "fp32") and optimizer != "rowwise_adagrad":
+            yield path, f"{state} is for rowwise_adagrad, and embedding.optimizer is {optimizer}"
+    for key in ("format", "state") if entries else ():
+        if memory.get(key) is not None:
+            yield (
+                ("memory", key),
+                f"the bands have formats and states of their own; leave {key} out",
+            )
+    counts = [band.get("min_count", 0) for band in entries]
+    if not all(isinstance(count, int) for count in counts):
+        return
+    if counts and counts[-1] != 0:
+        path = ("memory", "bands", str(len(counts) - 1), "min_count")
+        yield path, f"the last band takes all other ids, so its min_count is 0, not {counts[-1]}"
+    for k in range(1, len(counts)):
+        if counts[k] >= counts[k - 1]:
+            path = ("memory", "bands", str(k), "min_count")
+            yield path, f"must be below that of the band before, {counts[k - 1]}, got {counts[k]}"
 
 
 def _training(values: dict[str, Any]) -> Iterator[Problem]:

@@ -10,8 +10,7 @@ from edorec.data.batch import Batch
 from edorec.data.schema import VocabularyConfig
 from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import RowMap, build_row_map
-from edorec.embedding.build import build_tables
-from edorec.embedding.fused import FusedEmbeddingBagCollection
+from edorec.embedding.build import EmbeddingTables, build_tables
 from edorec.errors import ConfigError
 from edorec.models.model import MultiTaskModel, build_model
 
@@ -22,6 +21,7 @@ class Recommender:
 
     Attributes:
         row_maps: by vocabulary, which ids have a row of their own.
+        dims: embedding dim by vocabulary.
         tables: embedding tables; their optimizer is fused.
         model: pooled embeddings and dense features to logits.
         features: sparse features in the order that the model takes them.
@@ -29,7 +29,8 @@ class Recommender:
     """
 
     row_maps: dict[str, RowMap]
-    tables: FusedEmbeddingBagCollection
+    dims: dict[str, int]
+    tables: EmbeddingTables
     model: MultiTaskModel
     features: tuple[str, ...]
     device: torch.device
@@ -39,7 +40,9 @@ class Recommender:
         if not self.features:
             return []
         pooled = self.tables(batch.sparse.to(self.device))
-        return [pooled[name] for name in self.features]
+        # Features are in the order of the tables. One split has one concatenation as its gradient;
+        # a look-up of each key would have a zeroed copy of the whole for each.
+        return list(torch.split(pooled.values(), pooled.length_per_key(), dim=1))
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Logits (B, T) on the recommender's device."""
@@ -82,10 +85,11 @@ def build_recommender(
     tables = build_tables(
         features=features,
         row_maps=row_maps,
+        counts={name: vocabularies[name].counts for name in names},
         dims=dims,
         embedding=config.embedding,
         memory=config.memory,
         seed=config.train.seed,
         device=device,
     )
-    return Recommender(row_maps, tables, model.to(device), tuple(features), device)
+    return Recommender(row_maps, dims, tables, model.to(device), tuple(features), device)

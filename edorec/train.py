@@ -25,7 +25,7 @@ from edorec.data.source import read_best_auc
 from edorec.devices import check_precision, pick_device, set_num_threads
 from edorec.diagnosis import diagnose
 from edorec.embedding.accounting import TableBytes, memory_report
-from edorec.embedding.build import table_bytes
+from edorec.embedding.build import report_bytes
 from edorec.errors import InputError
 from edorec.evaluate import evaluate_split
 from edorec.memory_use import peak_rss_bytes, rss_bytes
@@ -36,7 +36,16 @@ from edorec.selection import Selection
 from edorec.step import TrainingStep
 
 LOG_EVERY_STEPS = 20
-PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "duckdb", "pyarrow", "numpy")
+PACKAGES = (
+    "torch",
+    "torchrec",
+    "fbgemm-gpu-cpu",
+    "fbgemm-gpu",
+    "numba",
+    "duckdb",
+    "pyarrow",
+    "numpy",
+)
 
 
 def run(config: RunConfig, *, run_dir: Path | None, verbosity: int) -> dict[str, Any]:
@@ -143,11 +152,13 @@ def _report(
 def _table_bytes(
     config: RunConfig, prepared: Prepared, recommender: Recommender
 ) -> list[TableBytes]:
-    return table_bytes(
+    return report_bytes(
         recommender.tables,
         row_maps=recommender.row_maps,
         num_ids={name: vocab.num_ids for name, vocab in prepared.vocabularies.items()},
+        dims=recommender.dims,
         memory=config.memory,
+        device=recommender.device,
     )
 
 

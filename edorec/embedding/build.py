@@ -1,60 +1,107 @@
 """Builds the tables of a run from its vocabularies and settings."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
+import numpy as np
 import torch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.data.schema import SparseFeature
+from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
-from edorec.embedding.admission import RowMap
+from edorec.embedding.admission import I64, RowMap
+from edorec.embedding.bands import Band
+from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.embedding.fused import FusedEmbeddingBagCollection
-from edorec.embedding.tables import EmbeddingConfig, MemoryConfig
+from edorec.embedding.tables import BandConfig, EmbeddingConfig, MemoryConfig
 
-DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
+FBGEMM_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
+
+
+class EmbeddingTables(Protocol):
+    """What training, evaluation and checkpoints need of a collection."""
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled rows by feature."""
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of the next backward pass."""
+
+    def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """By table, the live tensors of its rows and optimizer state."""
+
+    def table_bytes(self) -> dict[str, tuple[int, int]]:
+        """By table, bytes allocated for rows and for optimizer state."""
 
 
 def build_tables(
     *,
     features: Mapping[str, SparseFeature],
     row_maps: Mapping[str, RowMap],
+    counts: Mapping[str, I64],
     dims: Mapping[str, int],
     embedding: EmbeddingConfig,
     memory: MemoryConfig,
     seed: int,
     device: torch.device,
-) -> FusedEmbeddingBagCollection:
+) -> EmbeddingTables:
     """One table for each vocabulary, shared by the features that use it.
 
     Args:
         features: sparse features by name.
         row_maps: row map by vocabulary.
+        counts: training look-ups of each id, descending, by vocabulary.
         dims: embedding dim by vocabulary.
         embedding: initial rows and optimizer.
-        memory: row format.
+        memory: row formats.
         seed: seed of the initial rows.
         device: where the rows go.
     """
     users: dict[str, list[str]] = {name: [] for name in row_maps}
     for name, feature in features.items():
         users[feature.vocabulary or name].append(name)
-    configs = [
-        EmbeddingBagConfig(
-            name=name,
-            num_embeddings=row_map.num_rows,
-            embedding_dim=dims[name],
-            feature_names=users[name],
-            data_type=DATA_TYPES[memory.format],
+    pooling = {name: POOLINGS[feature.pooling] for name, feature in features.items()}
+    if device.type == "cuda" and fbgemm_has(embedding, memory):
+        return FusedEmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=name,
+                    num_embeddings=row_map.num_rows,
+                    embedding_dim=dims[name],
+                    feature_names=users[name],
+                    data_type=FBGEMM_TYPES[memory.format],
+                )
+                for name, row_map in row_maps.items()
+            ],
+            pooling=pooling,
+            num_zero_rows={name: row_map.num_buckets for name, row_map in row_maps.items()},
+            optimizer=embedding.optimizer,
+            learning_rate=embedding.learning_rate,
+            initial_accumulator=embedding.initial_accumulator,
+            init_std=embedding.init_std,
+            seed=seed,
+            device=device,
         )
-        for name, row_map in row_maps.items()
-    ]
-    return FusedEmbeddingBagCollection(
-        configs,
-        pooling={name: POOLINGS[feature.pooling] for name, feature in features.items()},
-        num_zero_rows={name: row_map.num_buckets for name, row_map in row_maps.items()},
+    return EdoEmbeddingBagCollection(
+        [
+            EdoTableConfig(
+                name=name,
+                num_embeddings=row_map.num_rows,
+                embedding_dim=dims[name],
+                feature_names=users[name],
+                bands=plan_bands(memory, row_map=row_map, counts=counts[name]),
+                num_zero_rows=row_map.num_buckets,
+                qat=memory.qat,
+            )
+            for name, row_map in row_maps.items()
+        ],
+        pooling=pooling,
         optimizer=embedding.optimizer,
         learning_rate=embedding.learning_rate,
+        weight_decay=embedding.weight_decay,
         initial_accumulator=embedding.initial_accumulator,
         init_std=embedding.init_std,
         seed=seed,
@@ -62,28 +109,57 @@ def build_tables(
     )
 
 
-def table_bytes(
-    tables: FusedEmbeddingBagCollection,
+def fbgemm_has(embedding: EmbeddingConfig, memory: MemoryConfig) -> bool:
+    """Whether FBGEMM's fused tables do the same as ours."""
+    return (
+        memory.format in FBGEMM_TYPES
+        and not memory.bands
+        and memory.qat is None
+        and memory.state == "fp32"
+        and embedding.optimizer in fused.OPTIMIZERS
+        and embedding.weight_decay == 0
+    )
+
+
+def plan_bands(memory: MemoryConfig, *, row_map: RowMap, counts: I64) -> list[Band]:
+    """The bands of a table: the settings' by frequency, then its buckets."""
+    bands = memory.bands or [BandConfig(format=memory.format, state=memory.state)]
+    thresholds = [band.min_count for band in bands[:-1]]
+    cuts = np.searchsorted(-counts, [-count for count in thresholds], side="right")
+    ends = [*np.minimum(cuts, row_map.num_own_rows).tolist(), row_map.num_own_rows]
+    planned, first = [], 0
+    for band, end in zip(bands, ends, strict=True):
+        planned.append(Band(end - first, band.format, band.state))
+        first = end
+    # Many ids share a bucket, so it is updated as often as a frequent id.
+    hot = planned[0]
+    if len(planned) == 1:
+        return [Band(row_map.num_rows, hot.format, hot.state)]
+    return [*planned, Band(row_map.num_buckets, hot.format, hot.state)]
+
+
+def report_bytes(
+    tables: EmbeddingTables,
     *,
     row_maps: Mapping[str, RowMap],
     num_ids: Mapping[str, int],
+    dims: Mapping[str, int],
     memory: MemoryConfig,
+    device: torch.device,
 ) -> list[TableBytes]:
     """What each table holds in memory; ``num_ids``: ids of the training data by vocabulary."""
-    state = tables.tables_state()
+    formats = [band.format for band in memory.bands] or [memory.format]
     return [
         TableBytes(
-            name=config.name,
-            num_ids=num_ids[config.name],
-            rows=config.num_embeddings,
-            buckets=row_maps[config.name].num_buckets,
-            dim=config.embedding_dim,
-            format=memory.format,
-            placement="device" if tables.device.type == "cuda" else "ram",
-            weights_bytes=state[config.name]["weight"].nbytes,
-            optimizer_bytes=sum(
-                tensor.nbytes for key, tensor in state[config.name].items() if key != "weight"
-            ),
+            name=name,
+            num_ids=num_ids[name],
+            rows=row_maps[name].num_rows,
+            buckets=row_maps[name].num_buckets,
+            dim=dims[name],
+            format="+".join(dict.fromkeys(formats)),
+            placement="device" if device.type == "cuda" else "ram",
+            weights_bytes=weights_bytes,
+            optimizer_bytes=optimizer_bytes,
         )
-        for config in tables.embedding_bag_configs()
+        for name, (weights_bytes, optimizer_bytes) in tables.table_bytes().items()
     ]

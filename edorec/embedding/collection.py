@@ -130,7 +130,8 @@ class RowTables:
 
     def _make_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """The bands and tables of ``kernels.layout``."""
-        bands, tables = [], []
+        bands: list[list[int]] = []
+        tables: list[list[int]] = []
         for config, memories in zip(self.configs, self.memories, strict=True):
             first_band = len(bands)
             bands += [_band_entry(memory) for memory in memories]
@@ -179,7 +180,7 @@ class RowTables:
                 gradients,
                 optimizer=self._optimizer,
                 step=step,
-                table_keys=np.array(keys, np.uint64),
+                table_keys=np.array(keys, np.uint64).view(np.int64),
             )
         else:
             reference.backward(
@@ -195,6 +196,16 @@ class RowTables:
         """By table, each band's live bytes: ``band0``, ..., uint8 (rows, row and state bytes)."""
         return {
             config.name: {f"band{k}": memory.rows_RS for k, memory in enumerate(memories)}
+            for config, memories in zip(self.configs, self.memories, strict=True)
+        }
+
+    def bytes(self) -> dict[str, tuple[int, int]]:
+        """By table, bytes allocated for rows and for optimizer state."""
+        return {
+            config.name: (
+                sum(memory.weights_bytes for memory in memories),
+                sum(memory.optimizer_bytes for memory in memories),
+            )
             for config, memories in zip(self.configs, self.memories, strict=True)
         }
 
@@ -336,6 +347,14 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """Sets the learning rate of the next backward pass."""
         self.tables.learning_rate = learning_rate
 
+    def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """By table, each band's live bytes: ``band0``, ..., uint8 (rows, row and state bytes)."""
+        return self.tables.state()
+
+    def table_bytes(self) -> dict[str, tuple[int, int]]:
+        """By table, bytes allocated for rows and for optimizer state."""
+        return self.tables.bytes()
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The configs of the tables, in order."""
         return list(self.tables.configs)
@@ -423,9 +442,7 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
         rows_LD = flat.view(len(values), dim)
         lengths = features.lengths().view(len(keys), batch_size)
         return {
-            name: JaggedTensor(
-                rows_LD[bounds[k] : bounds[k + 1]], lengths=lengths[k]
-            )
+            name: JaggedTensor(rows_LD[bounds[k] : bounds[k + 1]], lengths=lengths[k])
             for name, k in ((name, keys.index(name)) for name in self._features)
         }
 
@@ -443,7 +460,7 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
 
     def embedding_dim(self) -> int:
         """Dim of all tables."""
-        return self._dim
+        return int(self._dim)
 
     def embedding_names_by_table(self) -> list[list[str]]:
         """Feature names by table."""
@@ -458,8 +475,9 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
 def _look_up(
     tables: RowTables, features: Sequence[str], hook: torch.Tensor, lookups: Lookups
 ) -> torch.Tensor:
+    look_up: Any = _LookUp.apply
     try:
-        result: torch.Tensor = _LookUp.apply(hook, tables, lookups)
+        result: torch.Tensor = look_up(hook, tables, lookups)
     except IndexError as error:
         position, value = error.args
         config = tables.configs[lookups.features[position, 0]]

@@ -139,6 +139,16 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             for table, weight, tensors in zip(self._tables, weights, optimizer_states, strict=True)
         }
 
+    def table_bytes(self) -> dict[str, tuple[int, int]]:
+        """By table, bytes allocated for rows (padding included) and for optimizer state."""
+        return {
+            name: (
+                state["weight"].nbytes,
+                sum(tensor.nbytes for key, tensor in state.items() if key != "weight"),
+            )
+            for name, state in self.tables_state().items()
+        }
+
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
         self._fbgemm.set_learning_rate(learning_rate)

@@ -58,12 +58,12 @@ def _decode_fp32(bytes_NB: torch.Tensor) -> torch.Tensor:
     return bytes_NB.contiguous().view(torch.float32).squeeze(1)
 
 
-@njit
+@njit(forceinline=True)
 def _load_fp32(address: int) -> Any:
     return floats_at(address)[0]
 
 
-@njit
+@njit(forceinline=True)
 def _store_fp32(address: int, value: Any, _number: Any) -> None:
     floats_at(address)[0] = value
 
@@ -77,12 +77,12 @@ def _decode_bf16(bytes_NB: torch.Tensor) -> torch.Tensor:
     return bytes_NB.contiguous().view(torch.bfloat16).float().squeeze(1)
 
 
-@njit
+@njit(forceinline=True)
 def _load_bf16(address: int) -> Any:
     return float_from_bits(np.uint32(np.uint32(halves_at(address)[0]) << np.uint32(16)))
 
 
-@njit
+@njit(forceinline=True)
 def _store_bf16(address: int, value: Any, number: Any) -> None:
     bits = np.uint32(float_bits(value) + np.uint32(number * np.float32(65536)))
     halves_at(address)[0] = np.uint16(bits >> np.uint32(16))
@@ -100,17 +100,17 @@ def _decode_log8(bytes_NB: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(LOG_LEVELS).to(bytes_NB.device)[bytes_NB.squeeze(1).long()]
 
 
-@njit
+@njit(forceinline=True)
 def _load_log8(address: int) -> Any:
     return LOG_LEVELS[bytes_at(address)[0]]
 
 
-@njit
+@njit(forceinline=True)
 def _store_log8(address: int, value: Any, number: Any) -> None:
     # The exponent and the mantissa's place in its octave, then at most a step up or down.
     bits = np.int32(float_bits(value))
     octave = (bits >> np.int32(23)) - np.int32(127 + LOWEST_EXPONENT)
-    code = STEPS_PER_OCTAVE * octave + ((bits >> np.int32(20)) & np.int32(7)) + 1
+    code: Any = STEPS_PER_OCTAVE * octave + ((bits >> np.int32(20)) & np.int32(7)) + 1
     code = min(max(code, 0), 254)
     while code < 254 and LOG_LEVELS[code + 1] <= value:
         code += 1

@@ -44,7 +44,7 @@ class MappedBytes:
 
 def _map_anonymous(num_bytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if num_bytes >= 16 * HUGE_PAGE_BYTES:  # rows are read at random: fewer misses of the TLB
+    if num_bytes >= HUGE_PAGE_BYTES:  # rows are read at random: fewer misses of the TLB
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

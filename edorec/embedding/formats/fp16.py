@@ -18,6 +18,7 @@ from edorec.embedding.kernels.primitives import (
     float_bits,
     float_from_bits,
     float_to_half,
+    floats_at,
     half_to_float,
     halves_at,
     inverse_power_of_two,
@@ -47,17 +48,19 @@ def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
     return rows_NB.contiguous().view(torch.float16)[:, :dim].float()
 
 
-@njit(fastmath=FAST)
-def add_row(address: int, dim: int, weight: Any, out: Any, first: int) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def add_row(address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
+    out = floats_at(target)
     row = halves_at(address)
     for d in range(dim):
-        out[first + d] += weight * half_to_float(row[d])
+        out[d] += weight * half_to_float(row[d])
 
 
-@njit(fastmath=FAST)
-def store_row(values: Any, dim: int, address: int, key: Any, nearest: bool) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
     """Numba twin of ``encode``."""
+    values = floats_at(source)
     row = halves_at(address)
     for d in range(dim):
         power = float_from_bits(np.uint32(float_bits(values[d]) & np.uint32(0x7F800000)))

@@ -1,7 +1,7 @@
 """fp32: D float32 values.
 
-    byte  0         4               4 D
-          | value 0 | value 1 | ... |
+byte  0         4               4 D
+      | value 0 | value 1 | ... |
 """
 
 from typing import Any
@@ -28,17 +28,19 @@ def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
     return rows_NB.contiguous().view(torch.float32)[:, :dim]
 
 
-@njit(fastmath=FAST)
-def add_row(address: int, dim: int, weight: Any, out: Any, first: int) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def add_row(address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
+    out = floats_at(target)
     row = floats_at(address)
     for d in range(dim):
-        out[first + d] += weight * row[d]
+        out[d] += weight * row[d]
 
 
-@njit(fastmath=FAST)
-def store_row(values: Any, dim: int, address: int, _key: Any, _nearest: bool) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def store_row(source: int, dim: int, address: int, _key: Any, _nearest: bool) -> None:
     """Numba twin of ``encode``."""
+    values = floats_at(source)
     row = floats_at(address)
     for d in range(dim):
         row[d] = values[d]

@@ -19,6 +19,7 @@ from edorec.embedding.kernels.primitives import (
     FAST,
     bytes_at,
     float_to_half,
+    floats_at,
     half_to_float,
     halves_at,
     noise,
@@ -51,19 +52,21 @@ def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
     return (codes.float() - 1.5) * from_halves(rows_NB[:, :2])
 
 
-@njit(fastmath=FAST)
-def add_row(address: int, dim: int, weight: Any, out: Any, first: int) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def add_row(address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
+    out = floats_at(target)
     step = weight * half_to_float(halves_at(address)[0])
     fours = bytes_at(address + 2)
     for d in range(dim):
         code = (np.int32(fours[d >> 2]) >> np.int32((d & 3) << 1)) & np.int32(3)
-        out[first + d] += (np.float32(code) - np.float32(1.5)) * step
+        out[d] += (np.float32(code) - np.float32(1.5)) * step
 
 
-@njit(fastmath=FAST)
-def store_row(values: Any, dim: int, address: int, key: Any, nearest: bool) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
     """Numba twin of ``encode``."""
+    values = floats_at(source)
     total = np.float32(0)
     for d in range(dim):
         total += abs(values[d])

@@ -17,6 +17,7 @@ from edorec.embedding.kernels.primitives import (
     FAST,
     bytes_at,
     float_to_half,
+    floats_at,
     half_to_float,
     halves_at,
     noise,
@@ -54,21 +55,23 @@ def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
     return codes_ND.float() * scale_N1 + bias_N1
 
 
-@njit(fastmath=FAST)
-def add_row(address: int, dim: int, weight: Any, out: Any, first: int) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def add_row(address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
+    out = floats_at(target)
     halves = halves_at(address)
     scale = weight * half_to_float(halves[0])
     bias = weight * half_to_float(halves[1])
     pairs = bytes_at(address + 4)
     for d in range(dim):
         code = (np.int32(pairs[d >> 1]) >> np.int32((d & 1) << 2)) & np.int32(15)
-        out[first + d] += np.float32(code) * scale + bias
+        out[d] += np.float32(code) * scale + bias
 
 
-@njit(fastmath=FAST)
-def store_row(values: Any, dim: int, address: int, key: Any, nearest: bool) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
     """Numba twin of ``encode``."""
+    values = floats_at(source)
     low = values[0]
     high = values[0]
     for d in range(dim):

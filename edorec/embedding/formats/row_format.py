@@ -15,7 +15,8 @@ class RowFormat:
     """One encoding of an embedding row.
 
     ``encode`` and ``decode`` are plain torch, on any device, and define the format. ``add_row`` and
-    ``store_row`` are their numba twins for one row.
+    ``store_row`` are their numba twins for one row; they take addresses, because numba counts
+    references to arrays wherever it passes them on, which takes longer than a row.
 
     Attributes:
         name: as in configurations.
@@ -24,9 +25,9 @@ class RowFormat:
             A value between two codes takes the upper one if its number is large enough; uniform
             numbers round stochastically, 0.5 to the nearest.
         decode: uint8 (N, row_bytes) and D, to float32 (N, D).
-        add_row: ``(address, dim, weight, out, first)`` adds weight * row to out[first:first + dim].
-        store_row: ``(values, dim, address, key, nearest)`` writes a row, rounded with the noise of
-            a row key or to the nearest.
+        add_row: ``(address, dim, weight, target)`` adds weight * row to the float32 at an address.
+        store_row: ``(source, dim, address, key, nearest)`` writes a row from the float32 at an
+            address, rounded with the noise of a row key or to the nearest.
         trains: whether rows may be updated in this format; one that may not is a target of
             quantization-aware training.
     """

@@ -27,6 +27,7 @@ from edorec.embedding.kernels.primitives import (
     FAST,
     bytes_at,
     float_to_half,
+    floats_at,
     half_to_float,
     noise,
 )
@@ -106,15 +107,16 @@ def _pack(scale_N: torch.Tensor, codes: torch.Tensor, dim: int) -> torch.Tensor:
     return rows
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _load_step(row: Any) -> Any:
     scale = (np.uint32(row[0]) | (np.uint32(row[1]) << np.uint32(8))) & np.uint32(0x3FFF)
     return half_to_float(np.uint16(scale << np.uint32(1)))
 
 
-@njit(fastmath=FAST)
-def add_row(address: int, dim: int, weight: Any, out: Any, first: int) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def add_row(address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
+    out = floats_at(target)
     row = bytes_at(address)
     step = weight * _load_step(row)
     for group in range((dim + GROUP - 1) // GROUP):
@@ -126,10 +128,10 @@ def add_row(address: int, dim: int, weight: Any, out: Any, first: int) -> None:
             d = GROUP * group + (SECOND[pair] if side else FIRST[pair])
             magnitude = np.float32(LOW) + np.float32(STEP) * np.float32(bits & 1)
             if d < dim:
-                out[first + d] += step * (-magnitude if bits & 2 else magnitude)
+                out[d] += step * (-magnitude if bits & 2 else magnitude)
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, forceinline=True)
 def _largest_two(values: Any, start: int, dim: int) -> Any:
     """Positions in a group of its two largest magnitudes, ascending; 0 stands past ``dim``."""
     top, second = 0, 1
@@ -144,9 +146,10 @@ def _largest_two(values: Any, start: int, dim: int) -> Any:
     return min(top, second), max(top, second)
 
 
-@njit(fastmath=FAST)
-def store_row(values: Any, dim: int, address: int, key: Any, nearest: bool) -> None:
+@njit(fastmath=FAST, forceinline=True)
+def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
     """Numba twin of ``encode``."""
+    values = floats_at(source)
     num_groups = (dim + GROUP - 1) // GROUP
     total, num_kept = np.float32(0), 0
     for group in range(num_groups):

@@ -6,7 +6,7 @@ Backward, fused over all tables: look-ups are sorted by row (stable, so sums hav
 row's gradients are summed, the optimizer acts on the decoded row, and the row is written back in
 its format with stochastic rounding. No gradient of a table's size exists, and no copy of a row
 outlives its update. Work is cut into units that do not depend on the number of threads, and a row
-belongs to one unit.
+belongs to one unit, so results do not depend on threads either.
 
 Loads of rows far apart are what takes the time, so rows are prefetched ``AHEAD`` look-ups before
 they are used.
@@ -14,22 +14,24 @@ they are used.
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import cfunc, njit
 
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import layout
 from edorec.embedding.kernels.layout import (
     ADDRESS,
+    BAND_COLUMNS,
     DIM,
     END_BAND,
+    FEATURE_COLUMNS,
     FIRST_BAND,
     FIRST_OFFSET,
-    FIRST_ROW,
     FORMAT,
     IS_MEAN,
     NUM_BAGS,
@@ -40,20 +42,31 @@ from edorec.embedding.kernels.layout import (
     ROW_STRIDE,
     STATE,
     TABLE,
+    TABLE_COLUMNS,
     TABLE_ROWS,
     Lookups,
 )
-from edorec.embedding.kernels.primitives import FAST, floats_at, noise, prefetch, row_key
-from edorec.embedding.kernels.threads import run_on_threads
+from edorec.embedding.kernels.primitives import (
+    FAST,
+    floats_at,
+    ints_at,
+    noise,
+    prefetch,
+    row_key,
+)
+from edorec.embedding.kernels.threads import SIGNATURE, next_unit, pack, run_on_threads
 from edorec.embedding.optimizers import BETA_1, BETA_2, EPSILON, OPTIMIZERS, Step
 from edorec.embedding.states import STATES
 
-AHEAD = 12
+AHEAD = 16
 BAGS_PER_UNIT = 128
 LOOKUPS_PER_UNIT = 512
 DIGIT_BITS = 11
+DIGIT_MASK = (1 << DIGIT_BITS) - 1
 LINE_BYTES = 64
+PLACE_MASK = 0xFFFFFFFF
 SGD, ROWWISE_ADAGRAD, ADAGRAD, ADAM = range(len(OPTIMIZERS))
+NO_WEIGHTS = np.empty(0, np.float32)
 
 
 def _digest() -> str:
@@ -62,9 +75,6 @@ def _digest() -> str:
     sources = sorted([*folder.glob("kernels/*.py"), *folder.glob("formats/*.py")])
     sources += [folder / "states.py", folder / "optimizers.py"]
     return hashlib.blake2b(b"".join(path.read_bytes() for path in sources)).hexdigest()
-
-
-SOURCES = _digest()
 
 
 def _choose(functions: Sequence[Any]) -> Any:
@@ -79,7 +89,7 @@ def _choose(functions: Sequence[Any]) -> Any:
         return call
     others = _choose(functions[1:])
 
-    @njit
+    @njit(forceinline=True)
     def choose(position: int, *args: Any) -> Any:
         if position == 0:
             return first(*args)
@@ -94,270 +104,293 @@ _load_state = _choose([state.load for state in STATES.values()])
 _store_state = _choose([state.store for state in STATES.values()])
 
 
-@njit(inline="always")
-def _band(bands: Any, first: int, end: int, row: int) -> Any:
-    band = first
-    while band + 1 < end and row >= bands[band + 1, FIRST_ROW]:
-        band += 1
-    return band
+@njit(forceinline=True)
+def _locate(bands: Any, first: int, end: int, row: int) -> Any:
+    """Where a row's band is described, and the row's address; ``end`` is behind the last band."""
+    entry = first * BAND_COLUMNS
+    while entry + BAND_COLUMNS < end * BAND_COLUMNS and row >= bands[entry + BAND_COLUMNS]:
+        entry += BAND_COLUMNS
+    return entry, bands[entry + ADDRESS] + (row - bands[entry]) * bands[entry + ROW_STRIDE]
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _prefetch_row(bands: Any, first: int, end: int, row: int) -> None:
-    band = _band(bands, first, end, row)
-    stride = bands[band, ROW_STRIDE]
-    address = bands[band, ADDRESS] + (row - bands[band, FIRST_ROW]) * stride
+    entry, address = _locate(bands, first, end, row)
+    last = address + bands[entry + ROW_STRIDE] - 1
     prefetch(address)
-    last = address + stride - 1
     if (last ^ address) >= LINE_BYTES:
         prefetch(last)
 
 
-@njit(fastmath=FAST)
-def _optimize(
-    optimizer: int, w: Any, g: Any, dim: int, address: int, state: int, number: Any, step: Any
-) -> None:
-    """``optimizers.update_rows`` for one row, its state at ``address``."""
-    rate = step[0]
-    eps = np.float32(EPSILON)
-    if step[1] > 0:
-        for d in range(dim):
-            w[d] *= np.float32(1) - rate * step[1]
-    if optimizer == SGD:
-        for d in range(dim):
-            w[d] -= rate * g[d]
-        return
-    if optimizer == ADAGRAD:
-        sums = floats_at(address)
-        for d in range(dim):
-            sums[d] += g[d] * g[d]
-            w[d] -= rate * g[d] / (np.sqrt(sums[d]) + eps)
-        return
-    square = np.float32(0)
+@njit(forceinline=True, fastmath=FAST)
+def _scale(is_mean: int, weights: Any, has_weights: int, i: int, num_values: int) -> Any:
+    """What a look-up's row is multiplied by: its weight, by the size of its bag for a mean."""
+    scale = weights[i] if has_weights else np.float32(1)
+    if is_mean:
+        scale /= np.float32(num_values)
+    return scale
+
+
+@njit(forceinline=True)
+def _zero(address: int, dim: int) -> None:
+    values = floats_at(address)
     for d in range(dim):
-        square += g[d] * g[d]
-    square /= np.float32(dim)
-    if optimizer == ROWWISE_ADAGRAD:
-        total = _load_state(state, address) + square
-        _store_state(state, address, total, number)
-        rate /= np.sqrt(total) + eps
-        for d in range(dim):
-            w[d] -= rate * g[d]
-        return
-    moments = floats_at(address)
+        values[d] = np.float32(0)
+
+
+@njit
+def _add_through(
+    qat: int, code: int, address: int, dim: int, scale: Any, target: int, spare: int
+) -> None:
+    """Adds a row as the ``qat`` format would have it; ``spare``: float32 (D), then its bytes."""
+    small = spare + 4 * dim
+    _zero(spare, dim)
+    _add_row(code, address, dim, np.float32(1), spare)
+    _store_row(qat, spare, dim, small, np.uint64(0), True)
+    _add_row(qat, small, dim, scale, target)
+
+
+@njit
+def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> int:
+    """Some bags of a feature; returns the place of a value that is no row, or -1."""
+    bands = ints_at(packed[1])
+    feature = ints_at(packed[3] + 8 * FEATURE_COLUMNS * f)
+    table = ints_at(packed[2] + 8 * TABLE_COLUMNS * feature[TABLE])
+    values, offsets = ints_at(packed[4]), ints_at(packed[5] + 8 * feature[FIRST_OFFSET])
+    weights, has_weights, out = floats_at(packed[6]), packed[7], packed[8]
+    dim, first, end = table[DIM], table[FIRST_BAND], table[END_BAND]
+    wrong = -1
+    for bag in range(first_bag, end_bag):
+        target = out + 4 * (feature[OUT] + bag * feature[OUT_STRIDE])
+        _zero(target, dim)
+        for i in range(offsets[bag], offsets[bag + 1]):
+            if i + AHEAD < offsets[end_bag] and 0 <= values[i + AHEAD] < table[TABLE_ROWS]:
+                _prefetch_row(bands, first, end, values[i + AHEAD])
+            if not 0 <= values[i] < table[TABLE_ROWS]:
+                wrong = i
+                continue
+            entry, address = _locate(bands, first, end, values[i])
+            size = offsets[bag + 1] - offsets[bag]
+            scale = _scale(feature[IS_MEAN], weights, has_weights, i, size)
+            code = bands[entry + FORMAT]
+            if table[QAT] < 0:
+                _add_row(code, address, dim, scale, target)
+            else:
+                _add_through(table[QAT], code, address, dim, scale, target, spare)
+    return wrong
+
+
+@njit
+def _forward(packed: Any) -> None:
+    """Every unit is some bags of all features.
+
+    Arguments: bands, tables, features, values, offsets, weights, whether there are weights, out,
+    wrong (2), number of features, most bags, largest dim.
+    """
+    features, wrong = ints_at(packed[3]), ints_at(packed[9])
+    num_features, most_bags = packed[10], packed[11]
+    spare = np.empty(8 * packed[12] + 8, np.uint8)
+    while True:
+        start = next_unit(packed) * BAGS_PER_UNIT
+        if start >= most_bags:
+            return
+        for f in range(num_features):
+            end = min(start + BAGS_PER_UNIT, features[f * FEATURE_COLUMNS + NUM_BAGS])
+            if start < end:
+                found = _pool(packed, f, start, end, spare.ctypes.data)
+                if found >= 0:
+                    wrong[0], wrong[1] = f, found
+
+
+@njit
+def _collect(packed: Any, table: int, keys: Any, starts: Any, scales: Any) -> None:
+    """Look-ups of a table: row and place, where the gradient starts, its scale."""
+    features, weights, has_weights = packed[2], floats_at(packed[6]), packed[7]
+    values = ints_at(packed[4])
+    place = 0
+    for f in range(packed[13]):
+        feature = ints_at(features + 8 * FEATURE_COLUMNS * f)
+        if feature[TABLE] != table:
+            continue
+        offsets = ints_at(packed[5] + 8 * feature[FIRST_OFFSET])
+        for bag in range(feature[NUM_BAGS]):
+            low, high = offsets[bag], offsets[bag + 1]
+            for i in range(low, high):
+                keys[place] = (values[i] << 32) | place
+                starts[place] = feature[OUT] + bag * feature[OUT_STRIDE]
+                scales[place] = _scale(feature[IS_MEAN], weights, has_weights, i, high - low)
+                place += 1
+
+
+@njit
+def _radix_sort(keys: int, spare: int, size: int, num_rows: int, counts: Any) -> None:
+    """Sorts keys by the row in their upper half, stably."""
+    source, target = ints_at(keys), ints_at(spare)
+    shift = 32
+    while (num_rows - 1) >> (shift - 32) > 0:
+        counts[:] = 0
+        for i in range(size):
+            counts[(source[i] >> shift) & DIGIT_MASK] += 1
+        total = 0
+        for digit in range(DIGIT_MASK + 1):
+            total, counts[digit] = total + counts[digit], total
+        for i in range(size):
+            digit = (source[i] >> shift) & DIGIT_MASK
+            target[counts[digit]] = source[i]
+            counts[digit] += 1
+        source, target = target, source
+        shift += DIGIT_BITS
+    if ((shift - 32) // DIGIT_BITS) % 2:
+        for i in range(size):
+            target[i] = source[i]
+
+
+@njit
+def _sort(packed: Any) -> None:
+    """Every unit is a table's look-ups.
+
+    Arguments: tables, features, slots, values, offsets, weights, whether there are weights,
+    keys, spare keys, starts, scales, number of tables, number of features.
+    """
+    slots = ints_at(packed[3])
+    counts = np.empty(DIGIT_MASK + 1, np.int64)
+    while True:
+        table = next_unit(packed)
+        if table >= packed[12]:
+            return
+        begin, size = slots[table], slots[table + 1] - slots[table]
+        keys, spare = packed[8] + 8 * begin, packed[9] + 8 * begin
+        starts, scales = packed[10] + 8 * begin, packed[11] + 4 * begin
+        _collect(packed, table, ints_at(keys), ints_at(starts), floats_at(scales))
+        num_rows = ints_at(packed[1])[table * TABLE_COLUMNS + TABLE_ROWS]
+        _radix_sort(keys, spare, size, num_rows, counts)
+
+
+@njit(forceinline=True, fastmath=FAST)
+def _adagrad(w: Any, g: Any, dim: int, sums: Any, rate: Any) -> None:
+    for d in range(dim):
+        sums[d] += g[d] * g[d]
+        w[d] -= rate * g[d] / (np.sqrt(sums[d]) + np.float32(EPSILON))
+
+
+@njit(forceinline=True, fastmath=FAST)
+def _adam(w: Any, g: Any, dim: int, moments: Any, square: Any, step: Any) -> None:
     moments[dim] = np.float32(BETA_2) * moments[dim] + np.float32(1 - BETA_2) * square
-    rate /= step[2] * (np.sqrt(moments[dim] / step[3]) + eps)
+    rate = step[0] / (step[2] * (np.sqrt(moments[dim] / step[3]) + np.float32(EPSILON)))
     for d in range(dim):
         moments[d] = np.float32(BETA_1) * moments[d] + np.float32(1 - BETA_1) * g[d]
         w[d] -= rate * moments[d]
 
 
-def _make_forward(sources: str) -> Any:
-    # numba's cache does not look at the files of the functions that a kernel calls; a constant
-    # that the kernel closes over is part of the cache's key.
-    @njit(nogil=True, cache=True)
-    def forward(
-        thread: int,
-        num_threads: int,
-        bands: Any,
-        tables: Any,
-        features: Any,
-        values: Any,
-        offsets: Any,
-        weights: Any,
-        out: Any,
-        scratch: Any,
-        errors: Any,
-    ) -> Any:
-        num_features = len(features)
-        most_bags = 0
-        for f in range(num_features):
-            most_bags = max(most_bags, features[f, NUM_BAGS])
-        row_values = np.empty(scratch, np.float32)
-        row_bytes = np.empty(4 * scratch + 8, np.uint8)
-        num_units = (most_bags + BAGS_PER_UNIT - 1) // BAGS_PER_UNIT
-        for unit in range(thread, num_units, num_threads):
-            for f in range(num_features):
-                table = features[f, TABLE]
-                first, end = tables[table, FIRST_BAND], tables[table, END_BAND]
-                dim, qat, rows = tables[table, DIM], tables[table, QAT], tables[table, TABLE_ROWS]
-                at = features[f, FIRST_OFFSET]
-                stop = min((unit + 1) * BAGS_PER_UNIT, features[f, NUM_BAGS])
-                if unit * BAGS_PER_UNIT >= stop:
-                    continue
-                last = offsets[at + stop]
-                for bag in range(unit * BAGS_PER_UNIT, stop):
-                    base = features[f, OUT] + bag * features[f, OUT_STRIDE]
-                    for d in range(dim):
-                        out[base + d] = 0
-                    low, high = offsets[at + bag], offsets[at + bag + 1]
-                    scale = np.float32(1)
-                    if features[f, IS_MEAN] and high > low:
-                        scale = np.float32(1) / np.float32(high - low)
-                    for i in range(low, high):
-                        row = values[i]
-                        if i + AHEAD < last:
-                            ahead = values[i + AHEAD]
-                            if 0 <= ahead < rows:
-                                _prefetch_row(bands, first, end, ahead)
-                        if row < 0 or row >= rows:
-                            errors[0] = f + 1
-                            errors[1] = row
-                            continue
-                        weight = scale * weights[i] if len(weights) else scale
-                        band = _band(bands, first, end, row)
-                        address = bands[band, ADDRESS]
-                        address += (row - bands[band, FIRST_ROW]) * bands[band, ROW_STRIDE]
-                        code = bands[band, FORMAT]
-                        if qat < 0:
-                            _add_row(code, address, dim, weight, out, base)
-                        else:
-                            row_values[:dim] = 0
-                            _add_row(code, address, dim, np.float32(1), row_values, 0)
-                            small = row_bytes.ctypes.data
-                            _store_row(qat, row_values, dim, small, np.uint64(0), True)
-                            _add_row(qat, small, dim, weight, out, base)
-        return len(sources)
-
-    return forward
+@njit(forceinline=True, fastmath=FAST)
+def _optimize(
+    optimizer: int, w: Any, g: Any, dim: int, address: int, state: int, number: Any, step: Any
+) -> None:
+    """``optimizers.update_rows`` for one row with its state at ``address``."""
+    rate = step[0]
+    if step[1] > 0:
+        for d in range(dim):
+            w[d] *= np.float32(1) - rate * step[1]
+    if optimizer == ADAGRAD:
+        _adagrad(w, g, dim, floats_at(address), rate)
+        return
+    if optimizer != SGD:
+        square = np.float32(0)
+        for d in range(dim):
+            square += g[d] * g[d]
+        square /= np.float32(dim)
+        if optimizer == ADAM:
+            _adam(w, g, dim, floats_at(address), square, step)
+            return
+        total = _load_state(state, address) + square
+        _store_state(state, address, total, number)
+        rate /= np.sqrt(total) + np.float32(EPSILON)
+    for d in range(dim):
+        w[d] -= rate * g[d]
 
 
-def _make_sort(sources: str) -> Any:
-    @njit(nogil=True, cache=True)
-    def sort(
-        thread: int,
-        num_threads: int,
-        tables: Any,
-        features: Any,
-        slots: Any,
-        values: Any,
-        offsets: Any,
-        weights: Any,
-        keys: Any,
-        spare: Any,
-        starts: Any,
-        scales: Any,
-    ) -> Any:
-        """Each table's look-ups: keys row << 32 | place, sorted; by place, gradient and scale."""
-        counts = np.empty(1 << DIGIT_BITS, np.int64)
-        for table in range(thread, len(tables), num_threads):
-            begin, finish = slots[table], slots[table + 1]
-            size = finish - begin
-            place = 0
-            for f in range(len(features)):
-                if features[f, TABLE] != table:
-                    continue
-                at = features[f, FIRST_OFFSET]
-                for bag in range(features[f, NUM_BAGS]):
-                    low, high = offsets[at + bag], offsets[at + bag + 1]
-                    start = features[f, OUT] + bag * features[f, OUT_STRIDE]
-                    scale = np.float32(1)
-                    if features[f, IS_MEAN] and high > low:
-                        scale = np.float32(1) / np.float32(high - low)
-                    for i in range(low, high):
-                        keys[begin + place] = (values[i] << 32) | place
-                        starts[begin + place] = start
-                        scales[begin + place] = scale * weights[i] if len(weights) else scale
-                        place += 1
-            source, target = keys, spare
-            shift, rest = 32, tables[table, TABLE_ROWS]
-            while rest > 0:
-                counts[:] = 0
-                for i in range(begin, finish):
-                    counts[(source[i] >> shift) & ((1 << DIGIT_BITS) - 1)] += 1
-                total = begin
-                for digit in range(1 << DIGIT_BITS):
-                    total, counts[digit] = total + counts[digit], total
-                for i in range(begin, finish):
-                    digit = (source[i] >> shift) & ((1 << DIGIT_BITS) - 1)
-                    target[counts[digit]] = source[i]
-                    counts[digit] += 1
-                source, target = target, source
-                shift += DIGIT_BITS
-                rest >>= DIGIT_BITS
-            if shift != 32 and ((shift - 32) // DIGIT_BITS) % 2 == 1:
-                keys[begin : begin + size] = spare[begin : begin + size]
-        return len(sources)
-
-    return sort
+@njit(forceinline=True, fastmath=FAST)
+def _add_gradient(gradient: Any, scale: Any, dim: int, g: Any) -> None:
+    for d in range(dim):
+        g[d] += scale * gradient[d]
 
 
-def _make_update(sources: str) -> Any:
-    @njit(nogil=True, cache=True)
-    def update(
-        thread: int,
-        num_threads: int,
-        bands: Any,
-        tables: Any,
-        slots: Any,
-        keys: Any,
-        starts: Any,
-        scales: Any,
-        gradients: Any,
-        optimizer: int,
-        step: Any,
-        table_keys: Any,
-        scratch: Any,
-    ) -> Any:
-        w = np.empty(scratch, np.float32)
-        g = np.empty(scratch, np.float32)
-        unit = 0
-        gradients_address = gradients.ctypes.data
-        for table in range(len(tables)):
-            begin, finish = slots[table], slots[table + 1]
-            first, end, dim = (
-                tables[table, FIRST_BAND],
-                tables[table, END_BAND],
-                tables[table, DIM],
-            )
-            for low in range(begin, finish, LOOKUPS_PER_UNIT):
-                unit += 1
-                if unit % num_threads != thread:
-                    continue
-                high = min(low + LOOKUPS_PER_UNIT, finish)
-                i = low
-                if i > begin:  # a row that begins in the unit before belongs to it
-                    while i < high and keys[i] >> 32 == keys[i - 1] >> 32:
-                        i += 1
-                while i < high:
-                    row = keys[i] >> 32
-                    for d in range(dim):
-                        g[d] = 0
-                    while i < finish and keys[i] >> 32 == row:
-                        if i + AHEAD < finish:
-                            ahead = keys[i + AHEAD]
-                            if ahead >> 32 != keys[i + AHEAD - 1] >> 32:
-                                _prefetch_row(bands, first, end, ahead >> 32)
-                            prefetch(
-                                gradients_address + 4 * starts[begin + (ahead & 0xFFFFFFFF)]
-                            )
-                        place = begin + (keys[i] & 0xFFFFFFFF)
-                        start, scale = starts[place], scales[place]
-                        for d in range(dim):
-                            g[d] += scale * gradients[start + d]
-                        i += 1
-                    band = _band(bands, first, end, row)
-                    address = bands[band, ADDRESS]
-                    address += (row - bands[band, FIRST_ROW]) * bands[band, ROW_STRIDE]
-                    key = row_key(table_keys[table], row)
-                    for d in range(dim):
-                        w[d] = 0
-                    _add_row(bands[band, FORMAT], address, dim, np.float32(1), w, 0)
-                    state_address = address + bands[band, ROW_BYTES]
-                    state = bands[band, STATE]
-                    _optimize(
-                        optimizer, w, g, dim, state_address, state, noise(key, dim), step
-                    )
-                    _store_row(bands[band, FORMAT], w, dim, address, key, False)
-        return len(sources)
-
-    return update
+@njit
+def _update_rows(packed: Any, t: int, low: int, high: int, spare: int) -> None:
+    """Updates the rows of a table that begin at its keys ``low`` to ``high`` (excluded)."""
+    bands, table = ints_at(packed[1]), ints_at(packed[2] + 8 * TABLE_COLUMNS * t)
+    slots, gradients, step = ints_at(packed[3]), packed[7], floats_at(packed[8])
+    keys, starts = ints_at(packed[4] + 8 * slots[t]), ints_at(packed[5] + 8 * slots[t])
+    scales, table_key = floats_at(packed[6] + 4 * slots[t]), ints_at(packed[9])[t]
+    size, dim = slots[t + 1] - slots[t], table[DIM]
+    first, end = table[FIRST_BAND], table[END_BAND]
+    w, g = floats_at(spare), floats_at(spare + 4 * dim)
+    i = low
+    while 0 < i < high and keys[i] >> 32 == keys[i - 1] >> 32:
+        i += 1
+    while i < high:
+        row = keys[i] >> 32
+        _zero(spare, 2 * dim)
+        while i < size and keys[i] >> 32 == row:
+            if i + AHEAD < size:
+                ahead = keys[i + AHEAD]
+                prefetch(gradients + 4 * starts[ahead & PLACE_MASK])
+                _prefetch_row(bands, first, end, ahead >> 32)
+            place = keys[i] & PLACE_MASK
+            _add_gradient(floats_at(gradients + 4 * starts[place]), scales[place], dim, g)
+            i += 1
+        entry, address = _locate(bands, first, end, row)
+        code, state = bands[entry + FORMAT], bands[entry + STATE]
+        key = row_key(table_key, row)
+        _add_row(code, address, dim, np.float32(1), spare)
+        state_address = address + bands[entry + ROW_BYTES]
+        _optimize(packed[10], w, g, dim, state_address, state, noise(key, dim), step)
+        _store_row(code, spare, dim, address, key, False)
 
 
-_forward = _make_forward(SOURCES)
-_sort = _make_sort(SOURCES)
-_update = _make_update(SOURCES)
-NO_WEIGHTS = np.empty(0, np.float32)
+@njit
+def _update(packed: Any) -> None:
+    """Every unit is some look-ups of a table.
+
+    Arguments: bands, tables, slots, keys, starts, scales, gradients, step, table keys,
+    optimizer, number of tables, largest dim.
+    """
+    slots = ints_at(packed[3])
+    spare = np.empty(2 * packed[12], np.float32)
+    wanted, unit = next_unit(packed), 0
+    for t in range(packed[11]):
+        size = slots[t + 1] - slots[t]
+        for low in range(0, size, LOOKUPS_PER_UNIT):
+            if unit == wanted:
+                high = min(low + LOOKUPS_PER_UNIT, size)
+                _update_rows(packed, t, low, high, spare.ctypes.data)
+                wanted = next_unit(packed)
+            unit += 1
+
+
+@cache
+def _compiled() -> tuple[Any, Any, Any]:
+    """The kernels as C functions; compiled on the first call ever, then from numba's cache."""
+    # The cache does not see changes of functions that a kernel calls; what it closes over is part
+    # of the cache's key.
+    sources = _digest()
+
+    @cfunc(SIGNATURE, cache=True)
+    def forward(packed: Any) -> None:
+        if sources:
+            _forward(packed)
+
+    @cfunc(SIGNATURE, cache=True)
+    def sort(packed: Any) -> None:
+        if sources:
+            _sort(packed)
+
+    @cfunc(SIGNATURE, cache=True)
+    def update(packed: Any) -> None:
+        if sources:
+            _update(packed)
+
+    return forward, sort, update
 
 
 def forward(bands: np.ndarray, tables: np.ndarray, lookups: Lookups) -> torch.Tensor:
@@ -370,21 +403,24 @@ def forward(bands: np.ndarray, tables: np.ndarray, lookups: Lookups) -> torch.Te
         IndexError: if a value is not a row of its table; (position of the feature, value).
     """
     out = torch.empty(lookups.out_size, dtype=torch.float32)
-    errors = np.zeros(2, np.int64)
-    run_on_threads(
-        _forward,
+    wrong = np.full(2, -1, np.int64)
+    features = lookups.features
+    packed = pack(
         bands,
         tables,
-        lookups.features,
+        features,
         lookups.values.numpy(),
         lookups.offsets.numpy(),
-        _weights(lookups),
+        *_weights(lookups),
         out.numpy(),
+        wrong,
+        len(features),
+        int(features[:, NUM_BAGS].max()),
         int(tables[:, DIM].max()),
-        errors,
     )
-    if errors[0]:
-        raise IndexError(int(errors[0]) - 1, int(errors[1]))
+    run_on_threads(_compiled()[0], packed)
+    if wrong[0] >= 0:
+        raise IndexError(int(wrong[0]), int(lookups.values[wrong[1]]))
     return out
 
 
@@ -407,41 +443,36 @@ def backward(
         gradients: of its result, float32, flat.
         optimizer: one of ``optimizers.OPTIMIZERS``.
         step: the numbers of this update.
-        table_keys: uint64, one a table, for this step's stochastic rounding.
+        table_keys: int64, one a table, for this step's stochastic rounding.
     """
     values, offsets = lookups.values.numpy(), lookups.offsets.numpy()
-    slots = layout.table_slots(lookups.features, offsets, len(tables))
+    features, num_tables = lookups.features, len(tables)
+    slots = layout.table_slots(features, offsets, num_tables)
     keys, spare, starts = (np.empty(slots[-1], np.int64) for _ in range(3))
     scales = np.empty(slots[-1], np.float32)
-    weights = _weights(lookups)
-    run_on_threads(
-        _sort,
-        tables,
-        lookups.features,
-        slots,
-        values,
-        offsets,
-        weights,
-        keys,
-        spare,
-        starts,
-        scales,
-    )
-    run_on_threads(
-        _update,
+    look_ups = (features, slots, values, offsets, *_weights(lookups))
+    sizes = (num_tables, len(features))
+    run_on_threads(_compiled()[1], pack(tables, *look_ups, keys, spare, starts, scales, *sizes))
+    gradient, numbers = gradients.numpy(), step.numbers()
+    packed = pack(
         bands,
         tables,
         slots,
         keys,
         starts,
         scales,
-        gradients.numpy(),
-        OPTIMIZERS.index(optimizer),
-        step.numbers(),
+        gradient,
+        numbers,
         table_keys,
+        OPTIMIZERS.index(optimizer),
+        num_tables,
         int(tables[:, DIM].max()),
     )
+    run_on_threads(_compiled()[2], packed)
 
 
-def _weights(lookups: Lookups) -> np.ndarray:
-    return NO_WEIGHTS if lookups.weights is None else lookups.weights.numpy()
+def _weights(lookups: Lookups) -> tuple[np.ndarray, int]:
+    """The weights, and whether there are any."""
+    if lookups.weights is None:
+        return NO_WEIGHTS, 0
+    return lookups.weights.numpy(), 1

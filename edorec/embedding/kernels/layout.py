@@ -11,11 +11,14 @@ import torch
 
 # Bands: consecutive rows of a table in one format.
 FIRST_ROW, NUM_ROWS, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE = range(7)
+BAND_COLUMNS = 7
 # Tables: their bands are consecutive. ``QAT`` is the format read through, -1 for none.
 FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS = range(5)
+TABLE_COLUMNS = 5
 # Features: bag b of a feature has the look-ups offsets[FIRST_OFFSET + b] to
 # offsets[FIRST_OFFSET + b + 1], and its result starts at out[OUT + b * OUT_STRIDE].
 TABLE, FIRST_OFFSET, NUM_BAGS, OUT, OUT_STRIDE, IS_MEAN = range(6)
+FEATURE_COLUMNS = 6
 
 
 @dataclass(frozen=True)

@@ -18,25 +18,27 @@ from edorec.embedding.kernels.noise import GOLDEN_32, GOLDEN_64, MIX_32, MIX_64
 FAST = {"reassoc", "nnan", "nsz", "arcp", "contract"}
 
 
+POINTER: Any = types.CPointer
+
+
 def _pointer(name: str, element: Any) -> Any:
-    @intrinsic
     def pointer(_context: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-        return types.CPointer(element)(types.int64), codegen
+        return POINTER(element)(types.int64), codegen
 
     pointer.__doc__ = f"Memory at an int64 address, as {name}."
-    return pointer
+    return intrinsic(pointer)
 
 
 bytes_at = _pointer("uint8", types.uint8)
 halves_at = _pointer("uint16, or fp16 bits", types.uint16)
 floats_at = _pointer("float32", types.float32)
+ints_at = _pointer("int64", types.int64)
 
 
-@intrinsic
-def half_to_float(_context: Any, _bits: Any) -> Any:
+def _half_to_float(_context: Any, _bits: Any) -> Any:
     """float32 of fp16 bits (uint16)."""
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -45,8 +47,10 @@ def half_to_float(_context: Any, _bits: Any) -> Any:
     return types.float32(types.uint16), codegen
 
 
-@intrinsic
-def float_to_half(_context: Any, _value: Any) -> Any:
+half_to_float: Any = intrinsic(_half_to_float)
+
+
+def _float_to_half(_context: Any, _value: Any) -> Any:
     """fp16 bits (uint16) of a float32, rounded to nearest."""
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -55,8 +59,10 @@ def float_to_half(_context: Any, _value: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
-@intrinsic
-def float_bits(_context: Any, _value: Any) -> Any:
+float_to_half: Any = intrinsic(_float_to_half)
+
+
+def _float_bits(_context: Any, _value: Any) -> Any:
     """The bits (uint32) of a float32."""
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -65,8 +71,10 @@ def float_bits(_context: Any, _value: Any) -> Any:
     return types.uint32(types.float32), codegen
 
 
-@intrinsic
-def float_from_bits(_context: Any, _bits: Any) -> Any:
+float_bits: Any = intrinsic(_float_bits)
+
+
+def _float_from_bits(_context: Any, _bits: Any) -> Any:
     """The float32 of its bits (uint32)."""
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -75,8 +83,10 @@ def float_from_bits(_context: Any, _bits: Any) -> Any:
     return types.float32(types.uint32), codegen
 
 
-@intrinsic
-def prefetch(_context: Any, _address: Any) -> Any:
+float_from_bits: Any = intrinsic(_float_from_bits)
+
+
+def _prefetch(_context: Any, _address: Any) -> Any:
     """Starts to load the cache line at an int64 address."""
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -91,7 +101,10 @@ def prefetch(_context: Any, _address: Any) -> Any:
     return types.void(types.int64), codegen
 
 
-@njit(inline="always")
+prefetch: Any = intrinsic(_prefetch)
+
+
+@njit(forceinline=True)
 def row_key(key: int, row: int) -> Any:
     """Twin of ``noise.row_keys``, for one row (uint64 key, int64 row)."""
     x = np.uint64(row) + np.uint64(key) + np.uint64(GOLDEN_64)
@@ -100,7 +113,7 @@ def row_key(key: int, row: int) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def noise(key: Any, lane: int) -> Any:
     """Twin of ``noise.row_noise``, for one number of a row with this uint64 key."""
     x = np.uint32(np.uint32(key) + np.uint32(np.uint32(lane) * np.uint32(GOLDEN_32)))
@@ -110,14 +123,14 @@ def noise(key: Any, lane: int) -> Any:
     return np.float32(np.int32(x >> np.uint32(8))) * np.float32(2.0**-24)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def power_of_two_at_least(value: Any) -> Any:
     """The smallest power of two that is not below a positive normal float32."""
     bits = np.uint32(float_bits(value) + np.uint32(0x007FFFFF))
     return float_from_bits(np.uint32(bits & np.uint32(0x7F800000)))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def inverse_power_of_two(value: Any) -> Any:
     """1 / value, exactly, of a power of two."""
     return float_from_bits(np.uint32(np.uint32(0x7F000000) - float_bits(value)))

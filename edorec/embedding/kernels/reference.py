@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from edorec.embedding.formats import FORMATS, RowFormat
+from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats.row_format import RowFormat
 from edorec.embedding.kernels.layout import (
     FIRST_OFFSET,
     IS_MEAN,
