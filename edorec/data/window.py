@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from edorec.data.hashing import mix
 from edorec.data.prepared import Prepared
+from edorec.data.window_kernels import NO_KEYS, take, take_lists, to_rows
 from edorec.embedding.admission import RowMap
 
 I64 = npt.NDArray[np.int64]
+NO_OFFSETS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -93,33 +95,40 @@ class WindowBuilder:
         """
         prepared, columns = self._prepared, self._prepared.columns
 
-        def column(kind: str, name: str) -> npt.NDArray[Any]:
-            values: npt.NDArray[Any] = rows.column(columns[kind, name]).to_numpy()
-            return values if order is None else values[order]
+        if order is None:
+            order = np.arange(len(rows))
+
+        def column(kind: str, name: str, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            take(rows.column(columns[kind, name]).to_numpy(), order, out)
+            return out
+
+        def optional(kind: str, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
+            has = (kind, kind) in columns
+            return column(kind, kind, np.empty(len(rows), dtype)) if has else None
 
         scalars_FR = np.empty((len(self.scalars), len(rows)), dtype=np.int64)
         for index, name in enumerate(self.scalars):
-            scalars_FR[index] = column("sparse", name)
+            column("sparse", name, scalars_FR[index])
         lists = {name: _lists(rows.column(columns["sparse", name]), order) for name in self.lists}
         dense_RN = np.empty((len(rows), len(prepared.dense)), dtype=np.float32)
         for index, name in enumerate(prepared.dense):
-            dense_RN[:, index] = column("dense", name)
+            column("dense", name, dense_RN[:, index])
         labels_RT = np.empty((len(rows), len(prepared.tasks)), dtype=np.float32)
         for index, name in enumerate(prepared.tasks):
-            labels_RT[:, index] = column("label", name)
+            column("label", name, labels_RT[:, index])
         deciles_RK = self._deciles(scalars_FR) if self._frequency_features else None
         unseen_R = None if self._training else self._unseen(scalars_FR, lists)
         if self._row_maps is not None:
             keys = _draw_keys(row_ids, seed) if self._training else None
-            scalars_FR, lists = self._to_rows(scalars_FR, lists, keys)
+            self._to_rows(scalars_FR, lists, keys)
         return Window(
             first=first,
             scalars_FR=scalars_FR,
             lists=lists,
             dense_RN=dense_RN,
             labels_RT=labels_RT,
-            weights_R=column("weight", "weight") if ("weight", "weight") in columns else None,
-            groups_R=column("group", "group") if ("group", "group") in columns else None,
+            weights_R=optional("weight", np.float32),
+            groups_R=optional("group", np.int64),
             deciles_RK=deciles_RK,
             unseen_R=unseen_R,
         )
@@ -144,44 +153,38 @@ class WindowBuilder:
 
     def _to_rows(
         self, scalars_FR: I64, lists: Mapping[str, Lists], keys: npt.NDArray[np.uint32] | None
-    ) -> tuple[I64, dict[str, Lists]]:
-        """Rows of the tables in place of encoded ids."""
-        assert self._row_maps is not None
-        rows_FR = np.empty_like(scalars_FR)
+    ) -> None:
+        """Writes rows of the tables over encoded ids."""
         for index, name in enumerate(self.scalars):
-            row_map = self._row_maps[self._prepared.feature_vocabulary[name]]
-            draws = None
-            if keys is not None and row_map.draws_matter:
-                draws = _draws(keys, self._prepared.sparse.index(name))
-            rows_FR[index] = row_map.rows(scalars_FR[index], draws=draws)
-        row_lists = {}
+            self._map(name, scalars_FR[index], NO_OFFSETS, keys)
         for name, part in lists.items():
-            row_map = self._row_maps[self._prepared.feature_vocabulary[name]]
-            draws = None
-            if keys is not None and row_map.draws_matter:
-                places = np.arange(len(part.values)) - np.repeat(part.offsets[:-1], part.lengths)
-                of_item = np.repeat(keys, part.lengths) + places.astype(np.uint32) * np.uint32(
-                    0x9E3779B9
-                )
-                draws = _draws(of_item, self._prepared.sparse.index(name))
-            row_lists[name] = Lists(row_map.rows(part.values, draws=draws), part.offsets)
-        return rows_FR, row_lists
+            self._map(name, part.values, part.offsets, keys)
+
+    def _map(self, name: str, ids: I64, offsets: I64, keys: npt.NDArray[np.uint32] | None) -> None:
+        assert self._row_maps is not None
+        row_map = self._row_maps[self._prepared.feature_vocabulary[name]]
+        to_rows(
+            ids,
+            offsets,
+            keys if keys is not None and row_map.draws_matter else NO_KEYS,
+            self._prepared.sparse.index(name),
+            row_map.num_own_rows,
+            row_map.num_buckets,
+            row_map.rare_from,
+            int(row_map.oov_rate * 2**32),
+        )
 
 
-def _lists(column: pa.ChunkedArray, order: I64 | None) -> Lists:
+def _lists(column: pa.ChunkedArray, order: I64) -> Lists:
     """Items and offsets of a list column, in the order of use."""
     chunks = column.chunks
     values = np.concatenate([_own_values(chunk) for chunk in chunks])
     lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    if order is None:
-        return Lists(values, offsets)
-    moved = lengths[order]
-    new_offsets = np.zeros_like(offsets)
-    np.cumsum(moved, out=new_offsets[1:])
-    shift = np.repeat(offsets[:-1][order] - new_offsets[:-1], moved)
-    return Lists(values[np.arange(len(values)) + shift], new_offsets)
+    lists = Lists(np.empty_like(values), np.empty_like(offsets))
+    take_lists(values, offsets, order, lists.values, lists.offsets)
+    return lists
 
 
 def _own_values(chunk: pa.ListArray) -> I64:
@@ -195,14 +198,3 @@ def _draw_keys(row_ids: I64, seed: int) -> npt.NDArray[np.uint32]:
     """A random word for each row that depends on its index in the split and the seed alone."""
     words = row_ids.view(np.uint64) + mix(np.array([seed], dtype=np.uint64))
     return (mix(words) >> np.uint64(32)).astype(np.uint32)
-
-
-def _draws(keys: npt.NDArray[np.uint32], feature: int) -> npt.NDArray[np.uint32]:
-    """Uniform uint32 numbers from the rows' words, others for each feature."""
-    z = keys + np.uint32(feature * 0x85EBCA77 & 0xFFFFFFFF)
-    z ^= z >> np.uint32(16)
-    z *= np.uint32(0x85EBCA6B)
-    z ^= z >> np.uint32(13)
-    z *= np.uint32(0xC2B2AE35)
-    z ^= z >> np.uint32(16)
-    return z
