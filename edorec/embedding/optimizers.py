@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from edorec.embedding.formats.row_format import as_numbers
 from edorec.embedding.states import StateFormat
 
 EPSILON = 1e-8
@@ -120,7 +121,7 @@ def _adagrad(
     _noise_N: torch.Tensor,
     step: Step,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    accumulator_ND = states_NS.contiguous().view(torch.float32) + gradients_ND.square()
+    accumulator_ND = as_numbers(states_NS, torch.float32) + gradients_ND.square()
     values_ND = values_ND - step.learning_rate * gradients_ND / (accumulator_ND.sqrt() + EPSILON)
     return values_ND, accumulator_ND.view(torch.uint8)
 
@@ -133,7 +134,7 @@ def _adam(
     _noise_N: torch.Tensor,
     step: Step,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    states = states_NS.contiguous().view(torch.float32)
+    states = as_numbers(states_NS, torch.float32)
     dim = gradients_ND.shape[1]
     moment_ND = BETA_1 * states[:, :dim] + (1 - BETA_1) * gradients_ND
     square_N1 = BETA_2 * states[:, dim:] + (1 - BETA_2) * gradients_ND.square().mean(1, True)

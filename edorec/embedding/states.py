@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from edorec.embedding.formats.row_format import as_numbers
 from edorec.embedding.kernels.primitives import (
     bytes_at,
     float_bits,
@@ -55,7 +56,7 @@ def _encode_fp32(values_N: torch.Tensor, _noise: torch.Tensor) -> torch.Tensor:
 
 
 def _decode_fp32(bytes_NB: torch.Tensor) -> torch.Tensor:
-    return bytes_NB.contiguous().view(torch.float32).squeeze(1)
+    return as_numbers(bytes_NB, torch.float32).squeeze(1)
 
 
 @njit(forceinline=True)
@@ -74,7 +75,7 @@ def _encode_bf16(values_N: torch.Tensor, noise_N: torch.Tensor) -> torch.Tensor:
 
 
 def _decode_bf16(bytes_NB: torch.Tensor) -> torch.Tensor:
-    return bytes_NB.contiguous().view(torch.bfloat16).float().squeeze(1)
+    return as_numbers(bytes_NB, torch.bfloat16).float().squeeze(1)
 
 
 @njit(forceinline=True)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from edorec.embedding.formats.row_format import RowFormat
+from edorec.embedding.formats.row_format import RowFormat, as_numbers, floor_with
+from edorec.embedding.kernels import primitives
 from edorec.embedding.kernels.primitives import (
     FAST,
     float_bits,
@@ -39,13 +40,13 @@ def encode(values_ND: torch.Tensor, noise_ND: torch.Tensor) -> torch.Tensor:
     """Float32 rows to bytes: down to a multiple of the step between halves, after adding noise."""
     power = (values_ND.view(torch.int32) & 0x7F800000).view(torch.float32)
     step = (power * RELATIVE_STEP).clamp(min=SMALLEST_STEP)
-    rounded = torch.floor(values_ND / step + noise_ND) * step
+    rounded = floor_with(values_ND / step, noise_ND) * step
     return rounded.clamp(-LARGEST, LARGEST).half().contiguous().view(torch.uint8)
 
 
 def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
     """Bytes to float32 rows."""
-    return rows_NB.contiguous().view(torch.float16)[:, :dim].float()
+    return as_numbers(rows_NB, torch.float16)[:, :dim].float()
 
 
 @njit(fastmath=FAST, forceinline=True)
@@ -66,7 +67,7 @@ def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> N
         power = float_from_bits(np.uint32(float_bits(values[d]) & np.uint32(0x7F800000)))
         step = max(power * np.float32(RELATIVE_STEP), np.float32(SMALLEST_STEP))
         shift = np.float32(0.5) if nearest else noise(key, d)
-        rounded = np.floor(values[d] * inverse_power_of_two(step) + shift) * step
+        rounded = primitives.floor_with(values[d] * inverse_power_of_two(step), shift) * step
         rounded = min(max(rounded, np.float32(-LARGEST)), np.float32(LARGEST))
         row[d] = float_to_half(rounded)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from numba import njit
 
-from edorec.embedding.formats.row_format import RowFormat
+from edorec.embedding.formats.row_format import RowFormat, as_numbers
 from edorec.embedding.kernels.primitives import FAST, floats_at
 
 
@@ -25,7 +25,7 @@ def encode(values_ND: torch.Tensor, _noise: torch.Tensor) -> torch.Tensor:
 
 def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
     """Bytes to float32 rows."""
-    return rows_NB.contiguous().view(torch.float32)[:, :dim]
+    return as_numbers(rows_NB, torch.float32)[:, :dim]
 
 
 @njit(fastmath=FAST, forceinline=True)

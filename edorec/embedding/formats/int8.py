@@ -4,9 +4,9 @@
           | scale | bias | code 0 | ... |            value = bias + scale * code
 
 Scale and bias are halves. The scale is a power of two and the bias a multiple of it, so a value
-that did not change stays where it was when its row is written again: no drift, no noise. The
-scale is the smallest that spans the row in 254 steps and keeps the bias exact in fp16 (at most
-2048 steps from zero).
+that did not change stays where it was when its row is written again: no drift, no noise (unless
+rounding has just widened the row to 255 steps). The scale is the smallest that spans the row in
+254 steps and keeps the bias exact in fp16 (at most 2048 steps from zero).
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ from numba import njit
 
 from edorec.embedding.formats.row_format import (
     RowFormat,
+    floor_with,
     from_halves,
     power_of_two_at_least,
     to_halves,
@@ -53,7 +54,7 @@ def encode(values_ND: torch.Tensor, noise_ND: torch.Tensor) -> torch.Tensor:
     finest_N = torch.maximum((high_N - low_N) * PER_RANGE, magnitude_N * PER_MAGNITUDE)
     scale_N = power_of_two_at_least(finest_N.clamp(min=SMALLEST_STEP))
     bias_N = torch.floor(low_N / scale_N) * scale_N
-    codes_ND = (values_ND - bias_N.unsqueeze(1)) / scale_N.unsqueeze(1) + noise_ND
+    codes_ND = floor_with((values_ND - bias_N.unsqueeze(1)) / scale_N.unsqueeze(1), noise_ND)
     return torch.cat([to_halves(scale_N), to_halves(bias_N), codes_ND.to(torch.uint8)], dim=1)
 
 
@@ -97,7 +98,7 @@ def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> N
     for d in range(dim):
         shift = np.float32(0.5) if nearest else noise(key, d)
         value = min(max(values[d], low), high)
-        codes[d] = np.uint8(np.int32((value - bias) * inverse + shift))
+        codes[d] = np.uint8(np.int32(primitives.floor_with((value - bias) * inverse, shift)))
 
 
 FORMAT = RowFormat("int8", row_bytes, encode, decode, add_row, store_row)

@@ -48,7 +48,22 @@ def to_halves(values_N: torch.Tensor) -> torch.Tensor:
 
 def from_halves(halves_N2: torch.Tensor) -> torch.Tensor:
     """float32 (N, 1) of fp16 bits, uint8 (N, 2)."""
-    return halves_N2.contiguous().view(torch.float16).float()
+    return as_numbers(halves_N2, torch.float16).float()
+
+
+def as_numbers(rows_NB: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy of bytes, uint8 (N, B), as numbers of a type.
+
+    Copied even where it is contiguous: a single row counts as that at any address and stride, and
+    torch wants multiples of the number's size.
+    """
+    return rows_NB.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def floor_with(values: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The floor of values + noise, where a whole value stays: float32 rounds 255 + 0.99999 up."""
+    floor = values.floor()
+    return floor + (values - floor + noise).floor()
 
 
 def power_of_two_at_least(values: torch.Tensor) -> torch.Tensor:

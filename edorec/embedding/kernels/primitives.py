@@ -124,6 +124,13 @@ def noise(key: Any, lane: int) -> Any:
 
 
 @njit(forceinline=True)
+def floor_with(value: Any, number: Any) -> Any:
+    """Twin of ``row_format.floor_with``."""
+    floor = np.floor(value)
+    return floor + np.floor(value - floor + number)
+
+
+@njit(forceinline=True)
 def power_of_two_at_least(value: Any) -> Any:
     """The smallest power of two that is not below a positive normal float32."""
     bits = np.uint32(float_bits(value) + np.uint32(0x007FFFFF))
