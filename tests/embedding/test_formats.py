@@ -67,7 +67,7 @@ def largest_error(name: str, values_ND: torch.Tensor) -> torch.Tensor:
     if name == "int4":  # half of a scale; bias and scale are rounded to halves
         return (high - low) * (1 / 30 + 2.0**-11) + half_step + 15 * 2.0**-25
     if name == "int2":  # half of the mean inside, what is beyond 1.5 outside
-        return torch.maximum(mean / 2, size - 1.5 * mean) + half_step
+        return torch.maximum(mean / 2, size - 1.5 * mean) + 1.5 * half_step
     raise ValueError(f"no bound for {name}")
 
 

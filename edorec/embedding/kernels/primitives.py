@@ -123,7 +123,7 @@ def noise(key: Any, lane: int) -> Any:
     return np.float32(np.int32(x >> np.uint32(8))) * np.float32(2.0**-24)
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, fastmath=False)  # a caller's fastmath would hold here too
 def floor_with(value: Any, number: Any) -> Any:
     """Twin of ``row_format.floor_with``."""
     floor = np.floor(value)
