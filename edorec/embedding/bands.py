@@ -12,6 +12,8 @@ from edorec.embedding.states import STATES
 from edorec.embedding.storage import MappedBytes
 
 CHUNK_ROWS = 1 << 16
+# torch draws normal numbers in blocks of 16: of whole blocks, the first do not depend on how many.
+DRAWN_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def init_bands(
     num_rows = memories[-1].first_row + memories[-1].band.num_rows
     nearest = torch.tensor(0.5)
     for start in range(0, num_rows, CHUNK_ROWS):
-        values = torch.empty(CHUNK_ROWS, dim).normal_(0.0, init_std, generator=generator)
+        drawn = min(CHUNK_ROWS, -(-(num_rows - start) // DRAWN_ROWS) * DRAWN_ROWS)
+        values = torch.empty(drawn, dim).normal_(0.0, init_std, generator=generator)
         values[max(0, num_rows - num_zero_rows - start) :] = 0
         for memory in memories:
             low = max(start, memory.first_row)

@@ -30,7 +30,13 @@ class MappedBytes:
         return torch.frombuffer(self._map, dtype=torch.uint8, count=num_bytes)
 
     def shrink(self, num_bytes: int) -> None:
-        """Keeps the first ``num_bytes`` and returns the pages behind them to the system."""
+        """Keeps the first ``num_bytes`` and returns the pages behind them to the system.
+
+        Raises:
+            ValueError: if there are fewer bytes than that.
+        """
+        if num_bytes > len(self.tensor):
+            raise ValueError(f"cannot shrink {len(self.tensor)} bytes to {num_bytes}")
         first = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         behind = len(self._map) - first
         if behind > 0:
