@@ -5,6 +5,10 @@ class InputError(Exception):
     """Something in the data or on the command line is wrong; the text says what and where."""
 
 
+class NotFiniteError(InputError):
+    """A loss or a score is NaN or infinite: training has diverged."""
+
+
 class ConfigError(InputError):
     """The configuration is wrong; ``problems`` holds every fault found, one sentence each."""
 

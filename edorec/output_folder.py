@@ -1,4 +1,4 @@
-"""The folder that a converter writes: complete, or as it was before."""
+"""Folders and files that are written: complete, or as they were before."""
 
 import shutil
 from collections.abc import Iterator
@@ -31,3 +31,10 @@ def output_folder(folder: Path, files: tuple[str, ...]) -> Iterator[Path]:
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes ``text`` to a temporary name and renames it to ``path``."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

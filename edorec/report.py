@@ -13,6 +13,7 @@ from rich.table import Table
 from edorec.embedding.accounting import TableBytes
 from edorec.errors import InputError
 from edorec.memory_use import format_bytes
+from edorec.output_folder import write_file
 from edorec.plots import plot_run
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
@@ -68,14 +69,14 @@ class MetricsLog:
 def write_plan(run_dir: Path, tables: Sequence[TableBytes]) -> None:
     """Writes plan.json: the tables as they were built."""
     content = {"tables": [vars(table) for table in tables]}
-    _write(run_dir / "plan.json", json.dumps(content, indent=2) + "\n")
+    write_file(run_dir / "plan.json", json.dumps(content, indent=2) + "\n")
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     """Writes report.json, the plots and report.md; each file is complete or absent."""
-    _write(run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_file(run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
     pictures = plot_run(run_dir, report)
-    _write(run_dir / "report.md", "\n".join(_markdown(report, pictures)) + "\n")
+    write_file(run_dir / "report.md", "\n".join(_markdown(report, pictures)) + "\n")
 
 
 def print_summary(report: dict[str, Any], console: Console) -> None:
@@ -215,9 +216,3 @@ def _scalars(values: dict[str, Any], prefix: str) -> Iterable[tuple[str, float]]
 
 def _figure(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4f}"
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)

@@ -24,7 +24,11 @@ class Selection:
 
     Attributes:
         path: file of the best model.
-        validation: its metrics by task.
+        task: the task that decides.
+        metric: its metric that decides.
+        best: the best value of that metric, None before the first defined one.
+        best_epoch: the epoch of ``best``, counted from 1.
+        validation: metrics of the best model by task.
         seconds: time spent in evaluations so far.
         events: what the report should mention.
     """
@@ -38,16 +42,21 @@ class Selection:
         run_dir: Path,
         log: MetricsLog,
         console: Console,
+        keeps_model: bool = True,
     ) -> None:
         self._recommender = recommender
         self._prepared = prepared
         self._config = config
         self._log = log
         self._console = console
+        self._keeps_model = keeps_model
         stopping = config.train.early_stopping
-        self._task = stopping.task or next(iter(config.tasks))
+        self.task = stopping.task or next(iter(config.tasks))
+        self.metric = stopping.metric
         self._stopping = EarlyStopping(metric=stopping.metric, patience=stopping.patience)
         self.path = run_dir / "checkpoints" / "best.pt"
+        self.best: float | None = None
+        self.best_epoch: int | None = None
         self.validation: dict[str, dict[str, Any]] = {}
         self.seconds = 0.0
         self.events: list[dict[str, Any]] = []
@@ -69,8 +78,10 @@ class Selection:
             task: {name: values[name] for name in SCALARS} for task, values in metrics.items()
         }
         self._log.write({"step": step, "epoch": epoch, "split": "valid", "tasks": scalars})
-        value = metrics[self._task][self._stopping.metric]
-        if self._stopping.update(value, step=step) or self._stopping.best is None:
+        is_better = self._stopping.update(metrics[self.task][self.metric], step=step)
+        if is_better:
+            self.best, self.best_epoch = self._stopping.best, epoch + 1
+        if is_better or self.best is None:
             self.validation = metrics
             self._save(step)
         self._say(step, metrics)
@@ -80,8 +91,8 @@ class Selection:
                     "kind": "early_stop",
                     "step": step,
                     "best_step": self._stopping.best_step,
-                    "task": self._task,
-                    "metric": self._stopping.metric,
+                    "task": self.task,
+                    "metric": self.metric,
                 }
             )
         return self._stopping.should_stop
@@ -97,6 +108,8 @@ class Selection:
         )
 
     def _save(self, step: int) -> None:
+        if not self._keeps_model:
+            return
         save_model(
             self.path, model=self._recommender.model, tables=self._recommender.tables, step=step
         )

@@ -8,7 +8,7 @@ import torch
 from edorec.config import RunConfig
 from edorec.data.batch import Batch
 from edorec.devices import dense_arithmetic
-from edorec.errors import InputError
+from edorec.errors import NotFiniteError
 from edorec.losses import multi_task_loss
 from edorec.optimization import learning_rate_factor
 from edorec.recommender import Recommender
@@ -50,7 +50,7 @@ class TrainingStep:
         """Does one step and returns its loss.
 
         Raises:
-            InputError: if the loss is not finite, naming the step and what is not finite.
+            NotFiniteError: if the loss is not finite, naming the step and what is not finite.
         """
         if len(batch) == 1 and self._config.model.batch_norm:
             self.num_skipped_rows += 1
@@ -70,7 +70,7 @@ class TrainingStep:
         )
         self.loss = loss.item()
         if not math.isfinite(self.loss):
-            raise InputError(self._explain(pooled, dense_BN, losses_T))
+            raise NotFiniteError(self._explain(pooled, dense_BN, losses_T))
         self._optimizer.zero_grad()
         loss.backward()
         if settings.clip_norm is not None:

@@ -1,6 +1,7 @@
 """A whole run: prepare, build, train, evaluate, report.
 
-The loop is in ``_train``; everything it uses is a part with a name of its own.
+``fit`` trains and selects, which a search does again and again; the loop is in ``_train``, and
+everything it uses is a part with a name of its own.
 """
 
 import math
@@ -13,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from edorec import __version__
@@ -64,40 +66,19 @@ def run(config: RunConfig, *, run_dir: Path | None, verbosity: int) -> dict[str,
         InputError: if data are bad, or training diverges.
     """
     console = Console(stderr=True, quiet=verbosity < 0)
-    device = pick_device(config.train.device)
-    check_precision("train.matmul_precision", config.train.matmul_precision, device)
-    check_precision("train.eval_precision", config.train.eval_precision, device)
-    num_threads = set_num_threads(config.train.num_threads)
+    device, num_threads = set_up(config)
     run_dir = _create_run_dir(config, run_dir)
     (run_dir / "config.yaml").write_text(dump_config(config))
-    with StageProgress(unit="rows", verbosity=verbosity, console=console) as on_progress:
-        prepared = prepare(
-            data=config.data,
-            features=config.features,
-            vocabularies=config.vocabularies,
-            tasks=config.tasks,
-            on_progress=on_progress,
-        )
+    prepared = prepare_splits(config, console=console, verbosity=verbosity)
     copy_vocabularies(prepared, run_dir / "vocabularies")
     recommender = build_recommender(config, prepared.vocabularies, device=device)
     plan = _table_bytes(config, prepared, recommender)
     write_plan(run_dir, plan)
     if verbosity > 0:
         print_plan(plan, console)
-    tensorboard = run_dir / "tensorboard" if config.train.tensorboard else None
-    with MetricsLog(run_dir / "metrics.jsonl", tensorboard_folder=tensorboard) as log:
-        selection = Selection(
-            recommender, prepared, config, run_dir=run_dir, log=log, console=console
-        )
-        step, seconds = _train(
-            recommender,
-            prepared,
-            config,
-            selection=selection,
-            log=log,
-            console=console,
-            verbosity=verbosity,
-        )
+    selection, step, seconds = fit(
+        recommender, prepared, config, run_dir=run_dir, console=console, verbosity=verbosity
+    )
     load_model(selection.path, model=recommender.model, tables=recommender.tables)
     report = _report(config, prepared, recommender, verbosity=verbosity)
     report |= {
@@ -115,6 +96,81 @@ def run(config: RunConfig, *, run_dir: Path | None, verbosity: int) -> dict[str,
     write_report(run_dir, report)
     print_summary(report, Console(quiet=verbosity < 0))
     return report
+
+
+def set_up(config: RunConfig) -> tuple[torch.device, int]:
+    """Device and number of threads of a run, which are then set.
+
+    Raises:
+        ConfigError: if the configuration cannot run here.
+    """
+    device = pick_device(config.train.device)
+    check_precision("train.matmul_precision", config.train.matmul_precision, device)
+    check_precision("train.eval_precision", config.train.eval_precision, device)
+    return device, set_num_threads(config.train.num_threads)
+
+
+def prepare_splits(config: RunConfig, *, console: Console, verbosity: int) -> Prepared:
+    """Prepares the splits that ``config`` names; shows progress."""
+    with StageProgress(unit="rows", verbosity=verbosity, console=console) as on_progress:
+        return prepare(
+            data=config.data,
+            features=config.features,
+            vocabularies=config.vocabularies,
+            tasks=config.tasks,
+            on_progress=on_progress,
+        )
+
+
+def fit(
+    recommender: Recommender,
+    prepared: Prepared,
+    config: RunConfig,
+    *,
+    run_dir: Path,
+    console: Console,
+    verbosity: int,
+    trial: str | None = None,
+) -> tuple[Selection, TrainingStep, float]:
+    """Trains on the training split and selects on the validation split; reads no other.
+
+    Args:
+        recommender: trained in place.
+        prepared: data with a split ``train``.
+        config: the whole run.
+        run_dir: an empty folder; gets metrics.jsonl and, unless this is a trial, the best model.
+        console: where to show progress.
+        verbosity: -1 quiet, 0 normal, 1 verbose.
+        trial: what to show for a trial of a search, of which only the figures are wanted.
+
+    Returns:
+        The selection, the last step, and the seconds of training without evaluations.
+
+    Raises:
+        NotFiniteError: if training diverges.
+    """
+    tensorboard = run_dir / "tensorboard" if config.train.tensorboard else None
+    with MetricsLog(run_dir / "metrics.jsonl", tensorboard_folder=tensorboard) as log:
+        selection = Selection(
+            recommender,
+            prepared,
+            config,
+            run_dir=run_dir,
+            log=log,
+            console=console if trial is None or verbosity > 0 else Console(quiet=True),
+            keeps_model=trial is None,
+        )
+        progress = Progress(
+            total=config.train.epochs * prepared.splits["train"].rows,
+            unit="rows",
+            description=trial or "train",
+            verbosity=verbosity,
+            console=console,
+        )
+        step, seconds = _train(
+            recommender, prepared, config, selection=selection, log=log, progress=progress
+        )
+    return selection, step, seconds
 
 
 def _report(
@@ -169,8 +225,7 @@ def _train(
     *,
     selection: Selection,
     log: MetricsLog,
-    console: Console,
-    verbosity: int,
+    progress: Progress,
 ) -> tuple[TrainingStep, float]:
     """Trains; returns the last step and the seconds of training without evaluations."""
     settings = config.train
@@ -186,13 +241,6 @@ def _train(
         shuffle_rows=config.data.shuffle_rows,
         seed=settings.seed,
         training=True,
-    )
-    progress = Progress(
-        total=settings.epochs * epoch_rows,
-        unit="rows",
-        description="train",
-        verbosity=verbosity,
-        console=console,
     )
     recommender.model.train()
     started = time.perf_counter()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edorec.errors import InputError
+from edorec.errors import NotFiniteError
 from edorec.metrics.grouped import GroupedSums
 from edorec.metrics.ranking import RankingSums
 from edorec.metrics.rows import Columns, ScoredRows
@@ -73,7 +73,7 @@ class TaskMetrics:
             unseen_B: bool, whether any id of the row was never seen in training.
 
         Raises:
-            InputError: if a logit is not finite.
+            NotFiniteError: if a logit is not finite.
         """
         optional = {
             "weights": None if weights_B is None else weights_B.float(),
@@ -89,7 +89,7 @@ class TaskMetrics:
         }
         num_bad = int((~np.isfinite(columns["logits"])).sum())
         if num_bad:
-            raise InputError(f"task {self._task}: {num_bad} scores are NaN or infinite")
+            raise NotFiniteError(f"task {self._task}: {num_bad} scores are NaN or infinite")
         self._given = frozenset(columns)
         self._rows.append(columns)
 
