@@ -15,6 +15,7 @@ import typer
 
 from edorec.config import load_config, print_config
 from edorec.errors import InputError
+from edorec.search_space import check_optuna, search_space, without_test
 from edorec.versions import check_versions, load_fbgemm
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -78,6 +79,39 @@ Examples:
   edorec evaluate runs/first --split valid
 
   edorec evaluate runs/first --data "/data/may/*.parquet"
+"""
+
+TUNE_HELP = """Search for learning rates, weight decay and epochs on the validation split.
+
+Each trial trains with other values and is judged by the task and metric of
+train.early_stopping; the test split is not read. The run folder gets
+best.yaml, the whole configuration with the best values, tune.json, all
+trials, and study.db, the search itself. Needs Optuna: pip install optuna.
+
+--trials counts all trials of a run folder: the same command with --run-dir
+goes on with a search that was interrupted, a larger number extends it.
+
+Searched, unless --set fixes them (docs/tuning.md):
+
+  embedding.learning_rate        0.01..1, logarithmic
+
+  embedding.initial_accumulator  1e-10..1e-3, logarithmic
+
+  embedding.weight_decay         1e-5..0.1, logarithmic, or 0
+
+  train.learning_rate            3e-4..5e-3, logarithmic
+
+  train.epochs                   1..4
+
+Examples:
+
+  edorec tune --config kuairand --trials 30 --run-dir runs/search
+
+  edorec train --config runs/search/best.yaml
+
+  edorec tune --config my.yaml embedding.weight_decay=0 train.epochs=1
+
+  edorec tune --config my.yaml --range embedding.learning_rate=0.05..0.5
 """
 
 INIT_HELP = """Write a first configuration for a log, with its guesses marked as such.
@@ -203,6 +237,53 @@ def evaluate(
 
         verbosity = _verbosity(quiet, verbose)
         print_evaluation(evaluate_run(run_dir, files=files, split=split, verbosity=verbosity))
+
+
+@app.command(help=TUNE_HELP)
+def tune(
+    config: Config,
+    values: Values = None,
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, metavar="N", help="Trials in all.")
+    ] = 20,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range", metavar="KEY=LOW..HIGH", help="Another range of a key. May be repeated."
+        ),
+    ] = None,
+    overrides: Set = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            help="Folder to write, or that of a search to go on with; "
+            "default runs/<name>-tune-<time>.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Searches for better settings."""
+    with _reported():
+        loaded = load_config(config, [*(overrides or []), *(values or [])])
+        space = search_space(loaded, ranges or [])
+        check_optuna()
+        check_versions()
+        from edorec.data.prepare import check_schema
+
+        searched = without_test(loaded.config)
+        check_schema(data=searched.data, features=searched.features, tasks=searched.tasks)
+        load_fbgemm()
+        from edorec.tune import tune as run_search
+
+        run_search(
+            loaded.config,
+            space,
+            num_trials=trials,
+            run_dir=run_dir,
+            verbosity=_verbosity(quiet, verbose),
+        )
 
 
 @app.command(help=INIT_HELP)

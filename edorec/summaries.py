@@ -1,4 +1,4 @@
-"""What ``edorec prepare`` and ``edorec evaluate`` show on the screen."""
+"""What ``edorec prepare``, ``edorec evaluate`` and ``edorec tune`` show on the screen."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +10,7 @@ from rich.table import Table
 from edorec.data.prepare import Prepared
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
+BEST_TRIALS = 10
 
 
 def print_prepared(prepared: Prepared) -> None:
@@ -37,6 +38,34 @@ def print_evaluation(result: dict[str, Any]) -> None:
         figures = ("n/a" if metrics[m] is None else f"{metrics[m]:.4f}" for m in METRICS)
         table.add_row(task, *figures, f"{metrics['rows']:,}", f"{metrics['positives']:,}")
     Console().print(table)
+
+
+def print_search(result: dict[str, Any], console: Console) -> None:
+    """Prints the best trials of a search, the best first, and how to train the best one."""
+    sign = -1 if result["direction"] == "maximize" else 1
+    ended = [trial for trial in result["trials"] if trial["value"] is not None]
+    ended.sort(key=lambda trial: sign * trial["value"])
+    table = Table(title=f"validation {result['metric']} of {result['task']}")
+    keys = [key for key in result["ranges"] if key != "train.epochs"]
+    # Narrow headers, so that all columns fit on a terminal.
+    names = (key.replace(".", ".\n").replace("_", "\n") for key in keys)
+    for title in ("trial", result["metric"], "best\nepoch", *names):
+        table.add_column(title, justify="right")
+    for trial in ended[:BEST_TRIALS]:
+        values = (f"{trial['values'][key]:.3g}" for key in keys)
+        table.add_row(
+            str(trial["trial"]), f"{trial['value']:.4f}", str(trial["best_epoch"]), *values
+        )
+    console.print(table)
+    diverged = len(result["trials"]) - len(ended)
+    shown = f"the best {BEST_TRIALS} of " if len(ended) > BEST_TRIALS else ""
+    console.print(
+        f"{shown}{len(ended)} trials{f', {diverged} more diverged' if diverged else ''}; "
+        f"train the best: edorec train --config {result['run']}/best.yaml",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _vocabularies(prepared: Prepared) -> Table:

@@ -102,7 +102,7 @@ def runner(tmp_path, monkeypatch) -> CliRunner:
     return CliRunner()
 
 
-@pytest.mark.parametrize("command", ["train", "prepare", "evaluate", "init"])
+@pytest.mark.parametrize("command", ["train", "prepare", "evaluate", "tune", "init"])
 def test_help_of_every_command_shows_an_example(runner, command):
     result = runner.invoke(cli.app, [command, "--help"])
     assert result.exit_code == 0

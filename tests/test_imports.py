@@ -11,9 +11,11 @@ MAY_IMPORT_CONFIG = {
     "evaluate.py",
     "init.py",
     "recommender.py",
+    "search_space.py",
     "selection.py",
     "step.py",
     "train.py",
+    "tune.py",
 }
 # Leaves know nothing of the rest: they could be used in any other project.
 LEAVES = ("layers", "losses.py", "metrics.py", "metrics")
