@@ -68,6 +68,7 @@ def write_figures(figures: list[Figure], *, json_path: Path | None) -> None:
         "versions": versions(),
         "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
     }
+    json_path.parent.mkdir(parents=True, exist_ok=True)
     temporary = json_path.with_name(f"{json_path.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n")
     temporary.replace(json_path)

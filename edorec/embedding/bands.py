@@ -11,7 +11,7 @@ from edorec.embedding.optimizers import initial_state, state_bytes
 from edorec.embedding.states import STATES
 from edorec.embedding.storage import MappedBytes
 
-CHUNK_ROWS = 1 << 16
+CHUNK_ROWS = 1 << 12  # small, so that making a large table takes no memory besides its own
 # torch draws normal numbers in blocks of 16: of whole blocks, the first do not depend on how many.
 DRAWN_ROWS = 16
 
