@@ -20,27 +20,37 @@ from torchrec.modules.embedding_configs import (
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
+    get_embedding_names_by_table,
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import cpu, reference
-from edorec.embedding.kernels.layout import Lookups, index_of
+from edorec.embedding.kernels.layout import (
+    FEATURE_COLUMNS,
+    FIRST_OFFSET,
+    NUM_BAGS,
+    OUT,
+    Lookups,
+    index_of,
+)
 from edorec.embedding.kernels.noise import table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
 from edorec.embedding.states import STATES
 
 KERNELS = ("cpu", "reference")
+MOST_ROWS = 1 << 32  # the kernels sort look-ups by 32 bits
 
 
 @dataclass
 class EdoTableConfig(EmbeddingBagConfig):
     """A table; torchrec's config with formats.
 
-    ``data_type`` is not looked at: a format of ours is none of torchrec's types.
+    ``data_type`` and ``init_fn`` are not looked at: a format of ours is none of torchrec's types.
 
     Attributes:
+        feature_names: that look up its rows; by default one of the table's name, as in torchrec.
         bands: consecutive rows in one format each, ``num_embeddings`` in all; by default all rows
             in ``format``.
         format: row format of a table without bands.
@@ -49,12 +59,15 @@ class EdoTableConfig(EmbeddingBagConfig):
             gradient goes straight through to the row. None: rows are read as they are.
     """
 
+    feature_names: list[str] = field(default_factory=list)
     format: str = "fp32"
     bands: Sequence[Band] = field(default_factory=list)
     num_zero_rows: int = 0
     qat: str | None = None
 
     def __post_init__(self) -> None:
+        if not self.feature_names:
+            self.feature_names = [self.name]
         if not self.bands:
             self.bands = [Band(self.num_embeddings, self.format)]
         num_rows = sum(band.num_rows for band in self.bands)
@@ -63,6 +76,8 @@ class EdoTableConfig(EmbeddingBagConfig):
                 f"table {self.name}: bands have {num_rows} rows, num_embeddings is "
                 f"{self.num_embeddings}"
             )
+        if num_rows > MOST_ROWS:
+            raise ValueError(f"table {self.name}: {num_rows} rows are more than {MOST_ROWS}")
         if self.qat is not None and self.qat not in FORMATS:
             raise ValueError(
                 f"table {self.name}: qat must be one of {', '.join(FORMATS)}, got {self.qat}"
@@ -104,6 +119,9 @@ class RowTables:
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel}")
         if self.kernel == "cpu" and device.type != "cpu":
             raise ValueError(f"kernel cpu works on the CPU, got device {device}")
+        names = [table.name for table in tables]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tables must have different names, got {', '.join(names)}")
         self.configs = list(tables)
         self.device = device
         self.learning_rate = learning_rate
@@ -295,25 +313,20 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         )
         self._is_weighted = is_weighted
         self._features = [name for table in tables for name in table.feature_names]
+        self._keys = [key for keys in get_embedding_names_by_table(tables) for key in keys]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._hook = torch.zeros(0, requires_grad=True)  # autograd calls back for it
         pooling = pooling or {}
         out = np.concatenate([[0], np.cumsum(self._dims)])
         self._layout = np.array(
             [
-                [
-                    index,
-                    0,
-                    0,
-                    out[self._features.index(name)],
-                    out[-1],
-                    pooling.get(name, table.pooling) == PoolingType.MEAN,
-                ]
+                [index, 0, 0, 0, out[-1], pooling.get(name, table.pooling) == PoolingType.MEAN]
                 for index, table in enumerate(tables)
                 for name in table.feature_names
             ],
             np.int64,
-        )
+        ).reshape(-1, FEATURE_COLUMNS)
+        self._layout[:, OUT] = out[:-1]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up and pools rows.
@@ -323,25 +336,27 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 order.
 
         Returns:
-            KeyedTensor of float32 (B, D) by feature, in the order of the tables.
+            KeyedTensor of float32 (B, D) by feature, in the order of the tables; a feature that
+            several tables have has the keys ``feature@table``, as in torchrec.
 
         Raises:
             IndexError: if a value is not a row of its table, naming feature, value and table.
+            ValueError: if a feature is missing, or lengths and values do not belong together.
         """
-        keys, batch_size = features.keys(), features.stride()
-        positions = np.array([keys.index(name) for name in self._features], np.int64)
+        batch_size = features.stride()
+        positions = np.array(_positions(features, self._features), np.int64)
         layout = self._layout.copy()
-        layout[:, 1] = positions * batch_size
-        layout[:, 2] = batch_size
+        layout[:, FIRST_OFFSET] = positions * batch_size
+        layout[:, NUM_BAGS] = batch_size
         lookups = Lookups(
             features=layout,
-            values=features.values().long(),
-            offsets=features.offsets().long(),
-            weights=features.weights().float() if self._is_weighted else None,
+            values=_numbers(features.values(), torch.int64),
+            offsets=_numbers(features.offsets(), torch.int64),
+            weights=_numbers(features.weights(), torch.float32) if self._is_weighted else None,
             out_size=batch_size * sum(self._dims),
         )
         pooled = _look_up(self.tables, self._features, self._hook, lookups)
-        return KeyedTensor(self._features, self._dims, pooled.view(batch_size, sum(self._dims)))
+        return KeyedTensor(self._keys, self._dims, pooled.view(batch_size, sum(self._dims)))
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
@@ -405,6 +420,7 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
             kernel=kernel,
         )
         self._features = [name for table in tables for name in table.feature_names]
+        self._names_by_table: list[list[str]] = get_embedding_names_by_table(tables)
         self._table_of = [index for index, table in enumerate(tables) for _ in table.feature_names]
         self._hook = torch.zeros(0, requires_grad=True)
 
@@ -415,20 +431,24 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
             features: values int64 rows; every feature of the tables is among its keys.
 
         Returns:
-            By feature a JaggedTensor of float32 (number of its values, D).
+            By feature a JaggedTensor of float32 (number of its values, D); a feature that several
+            tables have has the keys ``feature@table``, as in torchrec.
 
         Raises:
             IndexError: if a value is not a row of its table, naming feature, value and table.
+            ValueError: if a feature is missing, or lengths and values do not belong together.
         """
-        keys, batch_size = features.keys(), features.stride()
-        values, offsets = features.values().long(), features.offsets().long()
-        bounds = offsets[::batch_size].tolist() if batch_size else [0] * (len(keys) + 1)
+        positions, batch_size = _positions(features, self._features), features.stride()
+        values, offsets = _numbers(features.values(), torch.int64), features.offsets()
+        bounds = offsets[::batch_size].tolist() if batch_size else [0] * (len(features.keys()) + 1)
         dim = self._dim
-        # Each look-up is a bag of its own.
+        # Each look-up is a bag of its own, and those of a feature stand behind each other.
+        sizes = [bounds[k + 1] - bounds[k] for k in positions]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         layout = [
-            [table, bounds[k], bounds[k + 1] - bounds[k], bounds[k] * dim, dim, 0]
-            for table, k in zip(
-                self._table_of, (keys.index(name) for name in self._features), strict=True
+            [table, bounds[k], size, start * dim, dim, 0]
+            for table, k, size, start in zip(
+                self._table_of, positions, sizes, starts[:-1], strict=True
             )
         ]
         lookups = Lookups(
@@ -436,14 +456,15 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
             values=values,
             offsets=torch.arange(len(values) + 1, device=values.device),
             weights=None,
-            out_size=len(values) * dim,
+            out_size=starts[-1] * dim,
         )
         flat = _look_up(self.tables, self._features, self._hook, lookups)
-        rows_LD = flat.view(len(values), dim)
-        lengths = features.lengths().view(len(keys), batch_size)
+        rows = torch.split(flat.view(starts[-1], dim), sizes)
+        lengths = features.lengths().view(len(features.keys()), batch_size)
+        names = [name for names in self._names_by_table for name in names]
         return {
-            name: JaggedTensor(rows_LD[bounds[k] : bounds[k + 1]], lengths=lengths[k])
-            for name, k in ((name, keys.index(name)) for name in self._features)
+            name: JaggedTensor(rows_LD, lengths=lengths[k])
+            for name, rows_LD, k in zip(names, rows, positions, strict=True)
         }
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -463,13 +484,38 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
         return int(self._dim)
 
     def embedding_names_by_table(self) -> list[list[str]]:
-        """Feature names by table."""
-        return [list(config.feature_names) for config in self.tables.configs]
+        """The keys of the result by table."""
+        return self._names_by_table
 
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
         return self.tables.device
+
+
+def _positions(features: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
+    """Where features stand in a batch.
+
+    Raises:
+        ValueError: if one is missing, or lengths and values do not belong together.
+    """
+    if features.variable_stride_per_key():
+        raise ValueError("features must have one batch size; a stride for each key is not taken")
+    keys, offsets = features.keys(), features.offsets()
+    for name in names:
+        if name not in keys:
+            raise ValueError(f"feature {name} is not in the batch, which has {', '.join(keys)}")
+    if len(offsets) and int(offsets[-1]) != len(features.values()):
+        raise ValueError(
+            f"the lengths of the batch add up to {int(offsets[-1])}, and it has "
+            f"{len(features.values())} values"
+        )
+    return [keys.index(name) for name in names]
+
+
+def _numbers(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As the kernels want them: of a type, without gaps, without a gradient."""
+    return tensor.detach().to(dtype).contiguous()
 
 
 def _look_up(

@@ -23,6 +23,7 @@ from edorec.embedding.kernels.primitives import (
     half_to_float,
     halves_at,
     noise,
+    scaled,
 )
 
 LARGEST = 32768.0
@@ -80,7 +81,7 @@ def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> N
         for place in range(min(4, dim - 4 * four)):
             d = 4 * four + place
             shift = np.float32(0.5) if nearest else noise(key, d)
-            code = values[d] * inverse + (np.float32(1.5) + shift)
+            code = scaled(values[d], inverse, np.float32(1.5) + shift)
             code = min(max(code, np.float32(0)), np.float32(3))
             byte |= np.int32(code) << np.int32(2 * place)
         fours[four] = np.uint8(byte)

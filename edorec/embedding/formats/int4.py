@@ -21,6 +21,7 @@ from edorec.embedding.kernels.primitives import (
     half_to_float,
     halves_at,
     noise,
+    scaled,
 )
 
 STEPS = 15
@@ -92,7 +93,7 @@ def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> N
             d = 2 * pair + side
             shift = np.float32(0.5) if nearest else noise(key, d)
             value = min(max(values[d], low), high)
-            code = (value - bias) * inverse + shift
+            code = scaled(value - bias, inverse, shift)
             code = min(max(code, np.float32(0)), np.float32(STEPS))
             byte |= np.int32(code) << np.int32(4 * side)
         pairs[pair] = np.uint8(byte)

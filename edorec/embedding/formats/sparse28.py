@@ -30,6 +30,7 @@ from edorec.embedding.kernels.primitives import (
     floats_at,
     half_to_float,
     noise,
+    scaled,
 )
 
 GROUP = 8
@@ -51,7 +52,8 @@ def encode(values_ND: torch.Tensor, noise_ND: torch.Tensor) -> torch.Tensor:
     """Float32 rows to bytes."""
     num_rows, dim = values_ND.shape
     padding = (0, -dim % GROUP)
-    values = torch.nn.functional.pad(values_ND, padding).view(num_rows, -1, GROUP)
+    num_groups = -(-dim // GROUP)
+    values = torch.nn.functional.pad(values_ND, padding).view(num_rows, num_groups, GROUP)
     noise = torch.nn.functional.pad(noise_ND.expand_as(values_ND), padding).view_as(values)
     order = values.abs().sort(dim=2, descending=True, stable=True).indices
     kept = order[:, :, :2].sort(dim=2).values
@@ -173,7 +175,9 @@ def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> N
             d = GROUP * group + kept[side]
             value = values[d] if d < dim else np.float32(0)
             shift = np.float32(0.5) if nearest else noise(key, d)
-            upper = (abs(value) * inverse - np.float32(LOW)) / np.float32(STEP) + shift
+            upper = scaled(
+                scaled(abs(value), inverse, np.float32(-LOW)), np.float32(1 / STEP), shift
+            )
             bit = 1 if upper >= 1 else 0
             code |= (bit + (2 if value < 0 else 0)) << (5 + 2 * side)
         at = SCALE_BITS + GROUP_BITS * group

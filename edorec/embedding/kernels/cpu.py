@@ -105,6 +105,12 @@ _store_state = _choose([state.store for state in STATES.values()])
 
 
 @njit(forceinline=True)
+def _row_of(key: int) -> int:
+    """The row in the upper half of a key, unsigned."""
+    return (key >> 32) & PLACE_MASK
+
+
+@njit(forceinline=True)
 def _locate(bands: Any, first: int, end: int, row: int) -> Any:
     """Where a row's band is described, and the row's address; ``end`` is behind the last band."""
     entry = first * BAND_COLUMNS
@@ -151,15 +157,15 @@ def _add_through(
 
 
 @njit
-def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> int:
-    """Some bags of a feature; returns the place of a value that is no row, or -1."""
+def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> bool:
+    """Some bags of a feature; returns whether all their values are rows."""
     bands = ints_at(packed[1])
     feature = ints_at(packed[3] + 8 * FEATURE_COLUMNS * f)
     table = ints_at(packed[2] + 8 * TABLE_COLUMNS * feature[TABLE])
     values, offsets = ints_at(packed[4]), ints_at(packed[5] + 8 * feature[FIRST_OFFSET])
     weights, has_weights, out = floats_at(packed[6]), packed[7], packed[8]
     dim, first, end = table[DIM], table[FIRST_BAND], table[END_BAND]
-    wrong = -1
+    are_rows = True
     for bag in range(first_bag, end_bag):
         target = out + 4 * (feature[OUT] + bag * feature[OUT_STRIDE])
         _zero(target, dim)
@@ -167,7 +173,7 @@ def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> int:
             if i + AHEAD < offsets[end_bag] and 0 <= values[i + AHEAD] < table[TABLE_ROWS]:
                 _prefetch_row(bands, first, end, values[i + AHEAD])
             if not 0 <= values[i] < table[TABLE_ROWS]:
-                wrong = i
+                are_rows = False
                 continue
             entry, address = _locate(bands, first, end, values[i])
             size = offsets[bag + 1] - offsets[bag]
@@ -177,7 +183,7 @@ def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> int:
                 _add_row(code, address, dim, scale, target)
             else:
                 _add_through(table[QAT], code, address, dim, scale, target, spare)
-    return wrong
+    return are_rows
 
 
 @njit
@@ -185,7 +191,7 @@ def _forward(packed: Any) -> None:
     """Every unit is some bags of all features.
 
     Arguments: bands, tables, features, values, offsets, weights, whether there are weights, out,
-    wrong (2), number of features, most bags, largest dim.
+    whether a value was no row (1), number of features, most bags, largest dim.
     """
     features, wrong = ints_at(packed[3]), ints_at(packed[9])
     num_features, most_bags = packed[10], packed[11]
@@ -196,10 +202,8 @@ def _forward(packed: Any) -> None:
             return
         for f in range(num_features):
             end = min(start + BAGS_PER_UNIT, features[f * FEATURE_COLUMNS + NUM_BAGS])
-            if start < end:
-                found = _pool(packed, f, start, end, spare.ctypes.data)
-                if found >= 0:
-                    wrong[0], wrong[1] = f, found
+            if start < end and not _pool(packed, f, start, end, spare.ctypes.data):
+                wrong[0] = 1
 
 
 @njit
@@ -326,16 +330,16 @@ def _update_rows(packed: Any, t: int, low: int, high: int, spare: int) -> None:
     first, end = table[FIRST_BAND], table[END_BAND]
     w, g = floats_at(spare), floats_at(spare + 4 * dim)
     i = low
-    while 0 < i < high and keys[i] >> 32 == keys[i - 1] >> 32:
+    while 0 < i < high and _row_of(keys[i]) == _row_of(keys[i - 1]):
         i += 1
     while i < high:
-        row = keys[i] >> 32
+        row = _row_of(keys[i])
         _zero(spare, 2 * dim)
-        while i < size and keys[i] >> 32 == row:
+        while i < size and _row_of(keys[i]) == row:
             if i + AHEAD < size:
                 ahead = keys[i + AHEAD]
                 prefetch(gradients + 4 * starts[ahead & PLACE_MASK])
-                _prefetch_row(bands, first, end, ahead >> 32)
+                _prefetch_row(bands, first, end, _row_of(ahead))
             place = keys[i] & PLACE_MASK
             _add_gradient(floats_at(gradients + 4 * starts[place]), scales[place], dim, g)
             i += 1
@@ -403,7 +407,7 @@ def forward(bands: np.ndarray, tables: np.ndarray, lookups: Lookups) -> torch.Te
         IndexError: if a value is not a row of its table; (position of the feature, value).
     """
     out = torch.empty(lookups.out_size, dtype=torch.float32)
-    wrong = np.full(2, -1, np.int64)
+    wrong = np.zeros(1, np.int64)
     features = lookups.features
     packed = pack(
         bands,
@@ -419,8 +423,8 @@ def forward(bands: np.ndarray, tables: np.ndarray, lookups: Lookups) -> torch.Te
         int(tables[:, DIM].max()),
     )
     run_on_threads(_compiled()[0], packed)
-    if wrong[0] >= 0:
-        raise IndexError(int(wrong[0]), int(lookups.values[wrong[1]]))
+    if wrong[0]:
+        raise IndexError(*layout.first_outside(lookups, tables[:, TABLE_ROWS].tolist()))
     return out
 
 

@@ -49,6 +49,22 @@ def table_slots(features: np.ndarray, offsets: np.ndarray, num_tables: int) -> n
     return np.cumsum(per_table)
 
 
+def first_outside(lookups: Lookups, table_rows: Sequence[int]) -> tuple[int, int]:
+    """The first feature with a value that is no row of its table: its position, and the value.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    for position, feature in enumerate(lookups.features.tolist()):
+        first, num_bags = feature[FIRST_OFFSET], feature[NUM_BAGS]
+        low, high = lookups.offsets[first], lookups.offsets[first + num_bags]
+        values = lookups.values[low:high]
+        outside = (values < 0) | (values >= table_rows[feature[TABLE]])
+        if outside.any():
+            return position, int(values[outside][0])
+    raise ValueError("all values are rows of their tables")
+
+
 def index_of(names: Sequence[str], name: str) -> int:
     """Position of a format's name in the order of the explicit dict, as kernels know it."""
     return list(names).index(name)

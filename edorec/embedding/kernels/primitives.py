@@ -130,6 +130,12 @@ def floor_with(value: Any, number: Any) -> Any:
     return floor + np.floor(value - floor + number)
 
 
+@njit(forceinline=True, fastmath=False)
+def scaled(value: Any, factor: Any, number: Any) -> Any:
+    """Product plus number, rounded after each as in torch, so that codes at a border agree."""
+    return value * factor + number
+
+
 @njit(forceinline=True)
 def power_of_two_at_least(value: Any) -> Any:
     """The smallest power of two that is not below a positive normal float32."""

@@ -15,6 +15,7 @@ from edorec.embedding.kernels.layout import (
     OUT_STRIDE,
     TABLE,
     Lookups,
+    first_outside,
 )
 from edorec.embedding.kernels.noise import row_keys, row_noise
 from edorec.embedding.optimizers import Step, update_rows
@@ -74,12 +75,11 @@ class TableRows:
 def forward(tables: Sequence[TableRows], lookups: Lookups) -> torch.Tensor:
     """As ``kernels.cpu.forward``; undefined numbers are 0."""
     out = torch.zeros(lookups.out_size, device=lookups.values.device)
-    for position, feature in enumerate(lookups.features.tolist()):
+    for feature in lookups.features.tolist():
         rows_L, starts_L, scales_L = _of_feature(lookups, feature)
         table = tables[feature[TABLE]]
-        outside = (rows_L < 0) | (rows_L >= table.num_rows)
-        if outside.any():
-            raise IndexError(position, int(rows_L[outside][0]))
+        if ((rows_L < 0) | (rows_L >= table.num_rows)).any():
+            raise IndexError(*first_outside(lookups, [table.num_rows for table in tables]))
         values_LD = table.read(rows_L) * scales_L.unsqueeze(1)
         places_LD = starts_L.unsqueeze(1) + torch.arange(table.dim, device=out.device)
         out.index_add_(0, places_LD.flatten(), values_LD.flatten())
