@@ -1,10 +1,13 @@
-"""Memory that this process holds, as the operating system counts it."""
+"""Memory that this process holds or may take, as the operating system counts it."""
 
+import os
 import resource
 import sys
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def rss_bytes() -> int:
@@ -25,6 +28,33 @@ def _status_bytes(key: str) -> int:
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"{STATUS} has no line {key}")
+
+
+def free_memory_bytes() -> int:
+    """Memory this process may still take, of the machine and of its control group.
+
+    Cached files count as free, in both: the system drops them where memory runs short. Without
+    /proc, all memory of the machine.
+    """
+    if not MEMINFO.exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = _numbers(MEMINFO)["MemAvailable:"] * 1024
+    for folder, limit, used, prefix in (
+        (CGROUP, "memory.max", "memory.current", ""),
+        (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        if all((folder / name).exists() for name in (limit, used, "memory.stat")):
+            text = (folder / limit).read_text().strip()
+            if text != "max":
+                stat = _numbers(folder / "memory.stat")
+                cached = stat[f"{prefix}inactive_file"] + stat[f"{prefix}active_file"]
+                free = min(free, int(text) - int((folder / used).read_text()) + cached)
+    return max(free, 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of a name and a number, perhaps with a unit."""
+    return {line.split()[0]: int(line.split()[1]) for line in path.read_text().splitlines()}
 
 
 def format_bytes(num_bytes: float) -> str:

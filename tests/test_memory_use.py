@@ -1,10 +1,11 @@
 """Memory of the process."""
 
 import mmap
+from pathlib import Path
 
 import pytest
 
-from edorec.memory_use import format_bytes, peak_rss_bytes, rss_bytes
+from edorec.memory_use import format_bytes, free_memory_bytes, peak_rss_bytes, rss_bytes
 
 
 def test_resident_memory_follows_what_is_touched() -> None:
@@ -23,3 +24,50 @@ def test_resident_memory_follows_what_is_touched() -> None:
 )
 def test_bytes_for_people(num_bytes: float, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+GB = 10**9
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /proc and /sys/fs/cgroup, of a machine with 8 GiB available."""
+    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n")
+    monkeypatch.setattr("edorec.memory_use.MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("edorec.memory_use.CGROUP", tmp_path)
+    return tmp_path
+
+
+def test_free_memory_is_what_the_machine_has_available(system: Path) -> None:
+    assert free_memory_bytes() == 8 * 2**30
+    (system / "memory.max").write_text("max\n")
+    (system / "memory.current").write_text("5\n")
+    (system / "memory.stat").write_text("inactive_file 1\nactive_file 1\n")
+    assert free_memory_bytes() == 8 * 2**30
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_free_memory_is_limited_by_the_control_group_without_its_cached_files(
+    system: Path, version: int
+) -> None:
+    if version == 2:
+        folder, limit, used, prefix = system, "memory.max", "memory.current", ""
+    else:
+        folder, limit, used = system / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        prefix = "total_"
+        folder.mkdir()
+    (folder / limit).write_text(f"{4 * GB}\n")
+    (folder / used).write_text(f"{3 * GB}\n")
+    (folder / "memory.stat").write_text(
+        f"anon {GB}\n{prefix}inactive_file {GB}\n{prefix}active_file {GB // 2}\n"
+    )
+    assert free_memory_bytes() == 4 * GB - 3 * GB + GB + GB // 2
+    (folder / used).write_text(f"{9 * GB}\n")
+    assert free_memory_bytes() == 0
+
+
+def test_free_memory_is_that_of_the_machine_without_proc(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edorec.memory_use.MEMINFO", system / "absent")
+    assert free_memory_bytes() > 2**28

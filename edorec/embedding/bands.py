@@ -68,12 +68,12 @@ class BandMemory:
         self.row_bytes = FORMATS[band.format].row_bytes(dim)
         self.state_bytes = state_bytes(optimizer, dim=dim, state=STATES[band.state])
         stride = self.row_bytes + self.state_bytes
-        num_bytes = band.num_rows * stride
+        size = band.num_rows * stride
         if device.type == "cpu":
-            self._memory = MappedBytes(num_bytes, path)
+            self._memory = MappedBytes(size, path)
             flat = self._memory.tensor
         else:
-            flat = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+            flat = torch.zeros(size, dtype=torch.uint8, device=device)
         self.rows_RS = flat.view(band.num_rows, stride)
 
     @property
@@ -85,6 +85,18 @@ class BandMemory:
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer state."""
         return self.band.num_rows * self.state_bytes
+
+
+def num_bytes(bands: Sequence[Band], *, dim: int, optimizer: str) -> int:
+    """Bytes that the rows of a table and their optimizer state take."""
+    return sum(
+        band.num_rows
+        * (
+            FORMATS[band.format].row_bytes(dim)
+            + state_bytes(optimizer, dim=dim, state=STATES[band.state])
+        )
+        for band in bands
+    )
 
 
 def make_bands(

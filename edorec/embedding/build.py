@@ -12,10 +12,12 @@ from edorec.data.schema import SparseFeature
 from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
-from edorec.embedding.bands import Band
+from edorec.embedding.bands import Band, num_bytes
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.tables import BandConfig, EmbeddingConfig, MemoryConfig
+from edorec.errors import ConfigError
+from edorec.memory_use import format_bytes, free_memory_bytes
 
 POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 FBGEMM_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
@@ -59,7 +61,15 @@ def build_tables(
         memory: row formats.
         seed: seed of the initial rows.
         device: where the rows go.
+
+    Raises:
+        ConfigError: if there is not enough memory for them.
     """
+    bands = {
+        name: plan_bands(memory, row_map=row_map, counts=counts[name])
+        for name, row_map in row_maps.items()
+    }
+    _check_memory(bands, dims=dims, optimizer=embedding.optimizer, device=device)
     users: dict[str, list[str]] = {name: [] for name in row_maps}
     for name, feature in features.items():
         users[feature.vocabulary or name].append(name)
@@ -92,7 +102,7 @@ def build_tables(
                 num_embeddings=row_map.num_rows,
                 embedding_dim=dims[name],
                 feature_names=users[name],
-                bands=plan_bands(memory, row_map=row_map, counts=counts[name]),
+                bands=bands[name],
                 num_zero_rows=row_map.num_buckets,
                 qat=memory.qat,
             )
@@ -106,6 +116,37 @@ def build_tables(
         init_std=embedding.init_std,
         seed=seed,
         device=device,
+    )
+
+
+def _check_memory(
+    bands: Mapping[str, list[Band]],
+    *,
+    dims: Mapping[str, int],
+    optimizer: str,
+    device: torch.device,
+) -> None:
+    """Refuses tables that do not fit before any of them is allocated.
+
+    Raises:
+        ConfigError: naming the largest table and what to change.
+    """
+    sizes = {
+        name: num_bytes(table, dim=dims[name], optimizer=optimizer) for name, table in bands.items()
+    }
+    on_cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_cuda else free_memory_bytes()
+    total = sum(sizes.values())
+    if total <= free:
+        return
+    largest = max(sizes, key=lambda name: sizes[name])
+    raise ConfigError(
+        [
+            f"the embedding tables take {format_bytes(total)}, and {format_bytes(free)} of memory "
+            f"are free; {largest} alone takes {format_bytes(sizes[largest])}: store rows smaller "
+            "with memory.format or memory.bands, or give fewer ids a row of their own with "
+            f"vocabularies.{largest}.min_count"
+        ]
     )
 
 
