@@ -74,9 +74,6 @@ class Reader:
         self._seed = seed
         self._rank = rank
         self._world_size = world_size
-        self._builder = WindowBuilder(
-            prepared, row_maps=row_maps, frequency_features=frequency_features, training=training
-        )
         try:
             with pq.ParquetFile(self._path) as file:
                 groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -87,6 +84,13 @@ class Reader:
         self.num_rows = int(self._group_rows.sum())
         # Unshuffled rows need no window; a smaller one starts sooner.
         self._window_rows = shuffle_rows if shuffle else max(batch_size, 32_768)
+        self._builder = WindowBuilder(
+            prepared,
+            row_maps=row_maps,
+            frequency_features=frequency_features,
+            training=training,
+            num_windows=-(-batch_size // self._window_rows) + 1,  # that one batch may span
+        )
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch from its row ``start`` on.

@@ -3,6 +3,8 @@
 Work per window instead of per batch keeps the cost of a batch to a few slices and copies.
 """
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +62,11 @@ class Window:
 
 
 class WindowBuilder:
-    """Turns Arrow rows of a split into windows."""
+    """Turns Arrow rows of a split into windows.
+
+    Arrays of windows are used again, because new memory costs more than what is written to it: a
+    window is valid until ``num_windows`` others have been built.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class WindowBuilder:
         row_maps: Mapping[str, RowMap] | None,
         frequency_features: Sequence[str],
         training: bool,
+        num_windows: int,
     ) -> None:
         self.scalars = [name for name in prepared.sparse if name not in prepared.list_features]
         self.lists = [name for name in prepared.sparse if name in prepared.list_features]
@@ -76,6 +83,7 @@ class WindowBuilder:
         self._row_maps = row_maps
         self._training = training
         self._frequency_features = tuple(frequency_features)
+        self._memory: deque[dict[str, npt.NDArray[Any]]] = deque({} for _ in range(num_windows))
         self._cuts = {
             name: prepared.vocabularies[prepared.feature_vocabulary[name]].decile_cuts()
             for name in frequency_features
@@ -97,6 +105,7 @@ class WindowBuilder:
 
         if order is None:
             order = np.arange(len(rows))
+        self._memory.rotate()
 
         def column(kind: str, name: str, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
             take(rows.column(columns[kind, name]).to_numpy(), order, out)
@@ -104,16 +113,19 @@ class WindowBuilder:
 
         def optional(kind: str, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
             has = (kind, kind) in columns
-            return column(kind, kind, np.empty(len(rows), dtype)) if has else None
+            return column(kind, kind, self._array(kind, (len(rows),), dtype)) if has else None
 
-        scalars_FR = np.empty((len(self.scalars), len(rows)), dtype=np.int64)
+        scalars_FR = self._array("scalars", (len(self.scalars), len(rows)), np.int64)
         for index, name in enumerate(self.scalars):
             column("sparse", name, scalars_FR[index])
-        lists = {name: _lists(rows.column(columns["sparse", name]), order) for name in self.lists}
-        dense_RN = np.empty((len(rows), len(prepared.dense)), dtype=np.float32)
+        lists = {
+            name: self._lists(name, rows.column(columns["sparse", name]), order)
+            for name in self.lists
+        }
+        dense_RN = self._array("dense", (len(rows), len(prepared.dense)), np.float32)
         for index, name in enumerate(prepared.dense):
             column("dense", name, dense_RN[:, index])
-        labels_RT = np.empty((len(rows), len(prepared.tasks)), dtype=np.float32)
+        labels_RT = self._array("labels", (len(rows), len(prepared.tasks)), np.float32)
         for index, name in enumerate(prepared.tasks):
             column("label", name, labels_RT[:, index])
         deciles_RK = self._deciles(scalars_FR) if self._frequency_features else None
@@ -174,17 +186,27 @@ class WindowBuilder:
             int(row_map.oov_rate * 2**32),
         )
 
+    def _lists(self, name: str, column: pa.ChunkedArray, order: I64) -> Lists:
+        """Items and offsets of a list column, in the order of use."""
+        chunks = column.chunks
+        values = np.concatenate([_own_values(chunk) for chunk in chunks])
+        lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        lists = Lists(
+            self._array(f"values of {name}", values.shape, np.int64),
+            self._array(f"offsets of {name}", offsets.shape, np.int64),
+        )
+        take_lists(values, offsets, order, lists.values, lists.offsets)
+        return lists
 
-def _lists(column: pa.ChunkedArray, order: I64) -> Lists:
-    """Items and offsets of a list column, in the order of use."""
-    chunks = column.chunks
-    values = np.concatenate([_own_values(chunk) for chunk in chunks])
-    lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    lists = Lists(np.empty_like(values), np.empty_like(offsets))
-    take_lists(values, offsets, order, lists.values, lists.offsets)
-    return lists
+    def _array(self, use: str, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """An array with arbitrary content in memory that a use had some windows ago."""
+        size = math.prod(shape)
+        memory = self._memory[0].get(use)
+        if memory is None or len(memory) < size:
+            memory = self._memory[0][use] = np.empty(size + size // 8, dtype)
+        return memory[:size].reshape(shape)
 
 
 def _own_values(chunk: pa.ListArray) -> I64:
