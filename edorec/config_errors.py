@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from edorec.config_file import Source, show, show_key
-from edorec.config_schema import ANY_NAME, Path, find, walk, wanted
+from edorec.config_schema import ANY_ITEM, ANY_NAME, Path, find, walk, wanted
 from edorec.sections import Section
 
 # Names from other programs for keys that are spelt quite differently here.
@@ -89,7 +89,9 @@ def nearest_key(
     high; a known alias; the same last part elsewhere; a like last part elsewhere.
     """
     last = str(path[-1])
-    places = (key.path for key in walk(root) if key.path[-1] != ANY_NAME)
+    places = (
+        key.path for key in walk(root) if key.path[-1] != ANY_NAME and ANY_ITEM not in key.path
+    )
     keys = [key for key in places if _shared(key, path) < len(key)]
     siblings = [key for key in keys if len(key) == len(path) and _shared(key, path) == len(key) - 1]
     alias = ALIASES.get(last.lower())

@@ -1,6 +1,7 @@
 """The keys a configuration may hold, read off the section classes, and what each of them takes.
 
-A key path is a tuple of strings; ``*`` stands for a name of the user's choice (a feature, a task).
+A key path is a tuple of strings; ``*`` stands for a name of the user's choice (a feature, a task),
+``[]`` for an item of a list.
 """
 
 import functools
@@ -17,6 +18,7 @@ from edorec.sections import Section
 
 Path = tuple[str | int, ...]
 ANY_NAME = "*"
+ANY_ITEM = "[]"
 
 _WORDS = {
     str: ("text", "texts"),
@@ -31,7 +33,7 @@ class Key:
     """One place of the configuration.
 
     Attributes:
-        path: from the root, with ``*`` for names of the user's choice.
+        path: from the root, with ``*`` for names of the user's choice and ``[]`` for items.
         annotation: the Python type it takes.
         field: its field; None for an entry below a ``*``.
     """
@@ -54,6 +56,13 @@ class Key:
         return None
 
     @property
+    def item(self) -> type[Section] | None:
+        """The section class of the items of a list, else None."""
+        if get_origin(self.annotation) is list:
+            return as_section(get_args(self.annotation)[0])
+        return None
+
+    @property
     def default_choice(self) -> tuple[str, str] | None:
         """(key, value) that chooses among several section classes when none is given."""
         if self.field is None or not isinstance(self.field.discriminator, str):
@@ -68,7 +77,8 @@ class Key:
     def fits(self, path: Path) -> bool:
         """Whether ``path`` is an instance of this key."""
         return len(path) == len(self.path) and all(
-            mine in (ANY_NAME, given) for mine, given in zip(self.path, path, strict=True)
+            mine in (ANY_NAME, given) or (mine == ANY_ITEM and isinstance(given, int))
+            for mine, given in zip(self.path, path, strict=True)
         )
 
 
@@ -99,6 +109,10 @@ def walk(*sections: type[Section], prefix: tuple[str, ...] = ()) -> Iterator[Key
             entry = Key((*key.path, ANY_NAME), key.entry, None)
             yield entry
             yield from walk(key.entry, prefix=entry.path)
+        elif key.item:
+            item = Key((*key.path, ANY_ITEM), key.item, None)
+            yield item
+            yield from walk(key.item, prefix=item.path)
 
 
 def find(root: type[Section], path: Path) -> Key | None:
@@ -147,6 +161,9 @@ def _one(annotation: Any, *, plural: bool = False) -> str:
             bounds = (_bounds(rule) for rule in arguments[1:] if isinstance(rule, FieldInfo))
             return _one(arguments[0], plural=plural) + "".join(bounds)
         case origin if origin is list:
+            section = as_section(arguments[0])
+            if section:
+                return "a list of mappings with the keys " + ", ".join(section.model_fields)
             items = (_one(a, plural=True) for a in _members(arguments[0]))
             return "a list of " + " or ".join(items)
         case origin if origin is dict:
