@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer runs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    num_runs = 2 if args.quick else 5
+    num_runs = 2 if args.quick else 9
     config = load_config(args.config, []).config
     set_num_threads(config.train.num_threads)
     prepared = prepare(
@@ -74,8 +74,12 @@ def main() -> None:
     rows_per_second(step, in_memory[:50])
     ratios, streamed, held = [], [], []
     for run in range(num_runs):
-        streamed.append(rows_per_second(step, reader.batches(0)))
-        held.append(rows_per_second(step, in_memory))
+        # In turn, so that a machine that gets slower favours neither.
+        for source in ("stream", "memory") if run % 2 else ("memory", "stream"):
+            if source == "stream":
+                streamed.append(rows_per_second(step, reader.batches(0)))
+            else:
+                held.append(rows_per_second(step, in_memory))
         ratios.append(streamed[-1] / held[-1])
         print(f"run {run + 1}: from Parquet {streamed[-1]:,.0f} rows/s, ", end="")
         print(f"from memory {held[-1]:,.0f} rows/s, ratio {ratios[-1]:.3f}")
