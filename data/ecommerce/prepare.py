@@ -51,7 +51,7 @@ class Preset:
 PRESETS = {
     "default": Preset("log", 1_000_000, 1.0),
     "small": Preset("log-small", 20_000, 0.02),
-    "large": Preset("log-large", 13_000_000, 60.0, 0.6),
+    "large": Preset("log-large", 14_000_000, 60.0, 0.6),
 }
 
 INT64_COLUMNS = ("user", "item", "seller", "brand", "category", "campaign", "coupon")
