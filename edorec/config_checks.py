@@ -103,13 +103,12 @@ def _labels(values: dict[str, Any]) -> Iterator[Problem]:
 def _memory(values: dict[str, Any]) -> Iterator[Problem]:
     memory = _mapping(values, "memory")
     bands = memory.get("bands")
-    entries = [band for band in bands if isinstance(band, dict)] if isinstance(bands, list) else []
+    entries = list(enumerate(bands)) if isinstance(bands, list) else []
+    entries = [(k, band) for k, band in entries if isinstance(band, dict)]
     optimizer = _mapping(values, "embedding").get("optimizer", "rowwise_adagrad")
-    places: list[tuple[Path, Any]] = [(("memory", "state"), memory.get("state"))]
-    places += [
-        (("memory", "bands", str(k), "state"), b.get("state")) for k, b in enumerate(entries)
-    ]
-    for path, state in places:
+    places: list[tuple[Path, str | None]] = [(("memory", "state"), _text(memory, "state"))]
+    places += [(("memory", "bands", k, "state"), _text(band, "state")) for k, band in entries]
+    for path, state in places if isinstance(optimizer, str) else ():
         if state not in (None, "fp32") and optimizer != "rowwise_adagrad":
             yield path, f"{state} is for rowwise_adagrad, and embedding.optimizer is {optimizer}"
     for key in ("format", "state") if entries else ():
@@ -118,16 +117,22 @@ def _memory(values: dict[str, Any]) -> Iterator[Problem]:
                 ("memory", key),
                 f"the bands have formats and states of their own; leave {key} out",
             )
-    counts = [band.get("min_count", 0) for band in entries]
+    counts = [band.get("min_count", 0) for _, band in entries]
+    if isinstance(bands, list) and len(counts) == len(bands):
+        yield from _band_counts(counts)
+
+
+def _band_counts(counts: list[Any]) -> Iterator[Problem]:
+    """Of the smallest counts of all bands; those of a wrong type are passed over."""
     if not all(isinstance(count, int) for count in counts):
         return
-    if counts and counts[-1] != 0:
-        path = ("memory", "bands", str(len(counts) - 1), "min_count")
-        yield path, f"the last band takes all other ids, so its min_count is 0, not {counts[-1]}"
     for k in range(1, len(counts)):
         if counts[k] >= counts[k - 1]:
-            path = ("memory", "bands", str(k), "min_count")
+            path = ("memory", "bands", k, "min_count")
             yield path, f"must be below that of the band before, {counts[k - 1]}, got {counts[k]}"
+    if counts and counts[-1] != 0:
+        path = ("memory", "bands", len(counts) - 1, "min_count")
+        yield path, f"the last band takes all other ids, so its min_count is 0, not {counts[-1]}"
 
 
 def _training(values: dict[str, Any]) -> Iterator[Problem]:

@@ -64,3 +64,91 @@ def test_faults_of_type_hide_no_faults_between_keys(tmp_path):
     )
     assert [line for line in lines if "there is no task clik; did you mean click?" in line]
     assert [line for line in lines if "train.seed: wanted a whole number" in line]
+
+
+def memory_problems(tmp_path, *lines):
+    return problems(write(tmp_path, GOOD + "\n".join(["memory:", *lines]) + "\n"))
+
+
+def test_bands_go_down_to_ids_of_any_count(tmp_path):
+    assert memory_problems(
+        tmp_path,
+        "  bands:",
+        "    - {min_count: 100, format: fp32}",
+        "    - {min_count: 100, format: int8}",
+        "    - {min_count: 120, format: int8}",
+        "    - min_count: 5",
+        "      format: int4",
+    ) == [
+        "run.yaml:22: memory.bands.1.min_count: must be below that of the band before, 100, got "
+        "100",
+        "run.yaml:23: memory.bands.2.min_count: must be below that of the band before, 100, got "
+        "120",
+        "run.yaml:24: memory.bands.3.min_count: the last band takes all other ids, so its "
+        "min_count is 0, not 5",
+    ]
+    load_config(write(tmp_path, GOOD + "memory: {bands: [{format: int4}]}\n"), [])
+    load_config(
+        write(tmp_path, GOOD), ["memory.bands=[{min_count: 9, format: int8}, {format: int4}]"]
+    )
+
+
+def test_bands_take_the_place_of_format_and_state(tmp_path):
+    assert memory_problems(
+        tmp_path, "  format: int8", "  state: bf16", "  bands: [{format: fp32}]"
+    ) == [
+        "run.yaml:20: memory.format: the bands have formats and states of their own; leave format "
+        "out",
+        "run.yaml:21: memory.state: the bands have formats and states of their own; leave state "
+        "out",
+    ]
+
+
+def test_states_are_those_of_rowwise_adagrad(tmp_path):
+    path = write(tmp_path, GOOD)
+    assert problems(path, "embedding.optimizer=adam", "memory.state=log8") == [
+        "--set memory.state=log8: memory.state: log8 is for rowwise_adagrad, and "
+        "embedding.optimizer is adam"
+    ]
+    load_config(path, ["embedding.optimizer=adam", "memory.state=fp32"])
+    load_config(path, ["memory.state=log8"])
+    # What has the wrong type is passed over, and places are counted with it.
+    assert memory_problems(
+        tmp_path,
+        "  bands:",
+        "    - int8",
+        "    - {format: int4, state: bf16}",
+        "embedding: {optimizer: sgd}",
+    ) == [
+        "run.yaml:21: memory.bands.0: wanted a mapping with the keys min_count, format, state, got "
+        "'int8'",
+        "run.yaml:22: memory.bands.1.state: bf16 is for rowwise_adagrad, and embedding.optimizer "
+        "is sgd",
+    ]
+
+
+def test_faults_inside_bands_are_told_as_elsewhere(tmp_path):
+    path = write(tmp_path, GOOD)
+    for override, sentence in [
+        (
+            "memory.bands=int8",
+            "memory.bands: wanted a list of mappings with the keys min_count, format, state, got "
+            "'int8'",
+        ),
+        (
+            "memory.bands=[{format: sparse28}]",
+            "memory.bands.0.format: wanted one of fp32, fp16, int8, int4, int2, got 'sparse28'",
+        ),
+        (
+            "memory.bands=[{format: int8, min_count: -1}]",
+            "memory.bands.0.min_count: wanted a whole number >= 0, got -1",
+        ),
+        (
+            "memory.bands=[{}]",
+            "memory.bands.0.format: required and not given; wanted one of fp32, fp16, int8, int4, "
+            "int2",
+        ),
+        ("memory.state=[]", "memory.state: wanted one of fp32, bf16, log8, got []"),
+    ]:
+        found = problems(path, "embedding.optimizer=sgd", override)
+        assert found == [f"--set {override}: {sentence}"]
