@@ -123,8 +123,8 @@ def _memory(values: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _band_counts(counts: list[Any]) -> Iterator[Problem]:
-    """Of the smallest counts of all bands; those of a wrong type are passed over."""
-    if not all(isinstance(count, int) for count in counts):
+    """Of the smallest counts of all bands; passed over where one is no count."""
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
         return
     for k in range(1, len(counts)):
         if counts[k] >= counts[k - 1]:
