@@ -211,9 +211,16 @@ class RowTables:
             )
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """By table, each band's live bytes: ``band0``, ..., uint8 (rows, row and state bytes)."""
+        """By table, each band's live bytes, uint8 (rows, row and state bytes).
+
+        Keys such as ``band0_int8_fp32`` name the formats of row and state, so that a checkpoint
+        does not load into others that take as many bytes.
+        """
         return {
-            config.name: {f"band{k}": memory.rows_RS for k, memory in enumerate(memories)}
+            config.name: {
+                f"band{k}_{memory.band.format}_{memory.band.state}": memory.rows_RS
+                for k, memory in enumerate(memories)
+            }
             for config, memories in zip(self.configs, self.memories, strict=True)
         }
 
@@ -363,7 +370,7 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self.tables.learning_rate = learning_rate
 
     def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """By table, each band's live bytes: ``band0``, ..., uint8 (rows, row and state bytes)."""
+        """By table, each band's live bytes; see ``RowTables.state``."""
         return self.tables.state()
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:

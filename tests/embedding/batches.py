@@ -54,11 +54,11 @@ def memories_of(tables: EdoEmbeddingBagCollection, name: str) -> Any:
 
 
 def all_bytes(tables: EdoEmbeddingBagCollection) -> dict[str, torch.Tensor]:
-    """A copy of all rows and states."""
+    """A copy of all rows and states, by table and number of the band."""
     return {
-        f"{name}.{band}": rows.clone()
+        f"{name}.band{k}": rows.clone()
         for name, bands in tables.tables_state().items()
-        for band, rows in bands.items()
+        for k, rows in enumerate(bands.values())
     }
 
 

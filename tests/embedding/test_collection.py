@@ -1,6 +1,7 @@
 """Collections against plain torch and torchrec."""
 
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from edorec.checkpoint import load_model, save_model
 from edorec.embedding.bands import Band
 from edorec.embedding.collection import KERNELS, EdoEmbeddingBagCollection, EdoEmbeddingCollection
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.optimizers import OPTIMIZERS
 from edorec.embedding.states import STATES
+from edorec.errors import InputError
 from tests.embedding.batches import all_bytes, by_hand, jagged, memories_of, set_rows, table
 
 TRAINED = [name for name, row_format in FORMATS.items() if row_format.trains]
@@ -381,6 +384,20 @@ def test_no_gradient_and_evaluation_leave_the_rows() -> None:
     tables(jagged(BAGS))
     assert list(tables.parameters()) == []
     assert all(torch.equal(rows, before[name]) for name, rows in all_bytes(tables).items())
+
+
+def test_a_checkpoint_of_another_format_of_as_many_bytes_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    saved, other = (build(table("t", 9, 4, format=name)) for name in ("fp16", "int8"))
+    assert all_bytes(saved)["t.band0"].shape == all_bytes(other)["t.band0"].shape
+    save_model(tmp_path / "best.pt", model=model, tables=saved, step=1)
+    with pytest.raises(
+        InputError, match=r"t\.band0_fp16_fp32 is uint8 \(9, 12\) there and absent here"
+    ):
+        load_model(tmp_path / "best.pt", model=model, tables=other)
+    again = build(table("t", 9, 4, format="fp16"), seed=1)
+    load_model(tmp_path / "best.pt", model=model, tables=again)
+    assert torch.equal(all_bytes(again)["t.band0"], all_bytes(saved)["t.band0"])
 
 
 # In torchrec's models

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from edorec.embedding import collection
 from edorec.embedding.bands import Band, BandMemory
 from edorec.embedding.collection import KERNELS, EdoEmbeddingBagCollection
 from edorec.embedding.formats import FORMATS
@@ -21,7 +22,7 @@ from edorec.embedding.kernels.layout import Lookups
 from edorec.embedding.kernels.noise import row_keys, row_noise, table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
 from edorec.embedding.states import STATES
-from tests.embedding.batches import all_bytes, jagged, table
+from tests.embedding.batches import all_bytes, jagged, memories_of, table
 
 TRAINED = [name for name, row_format in FORMATS.items() if row_format.trains]
 QAT = [None, *FORMATS]
@@ -239,7 +240,7 @@ def test_bytes_are_those_of_the_reference_where_sums_are_exact(
         batches.append(KeyedJaggedTensor(["mean", "sum"], ids, weights, lengths))
         gradients.append(torch.randint(-16, 17, (10, 2 * dim), generator=generator) / 16)
     for tables in (ours, theirs):
-        rows = tables.tables_state()["t"]["band0"]
+        (rows,) = tables.tables_state()["t"].values()
         rows.copy_(FORMATS[row_format].encode(values, torch.tensor(0.5)))
     for batch, gradient in zip(batches, gradients, strict=True):
         mine, other = ours(batch).values(), theirs(batch).values()
@@ -296,6 +297,44 @@ def test_a_value_that_is_no_row_is_named(kernel: str, num_threads: int) -> None:
     many = {"u": [[9]] * 3000, "f": [[0]] * 3000, "g": [[0, 1]] * 1500 + [[-7], [-8]] * 750}
     with pytest.raises(IndexError, match=r"^feature g: -7 is not a row of table t, which has 5$"):
         tables(jagged(many))
+
+
+@pytest.mark.parametrize("row_format", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("kernel", "device"),
+    [
+        ("cpu", "cpu"),
+        ("reference", "cpu"),
+        pytest.param("reference", "cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_b40_the_last_rows_of_a_table_beyond_2_to_the_31_train(
+    row_format: str, kernel: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 2.2e9 numbers, of which only the pages of three rows are touched.
+    monkeypatch.setattr(collection, "init_bands", lambda *_args, **_settings: None)
+    num_rows, dim = 70_000_000, 32
+    tables = EdoEmbeddingBagCollection(
+        [table("t", num_rows, dim, format=row_format)],
+        learning_rate=0.1,
+        device=torch.device(device),
+        kernel=kernel,
+    )
+    assert num_rows * dim > 2**31
+    ids = [0, 67_108_865, 69_999_999]
+    batch = jagged({"t": [[i] for i in ids]}).to(tables.device)
+    upstream = torch.randn(3, dim, generator=torch.Generator().manual_seed(1))
+    pooled = tables(batch).values()
+    assert not pooled.any()
+    pooled.backward(upstream.to(tables.device))
+    # Row-wise Adagrad's first step from 0: the gradient by its root mean square.
+    expected = -0.1 * upstream / upstream.square().mean(1, True).sqrt()
+    looked_up = tables(batch).values().cpu()
+    step = (expected.amax(1, True) - expected.amin(1, True)) / (127 if row_format == "int8" else 15)
+    assert ((looked_up.detach() - expected).abs() <= 1.01 * step).all()
+    (memory,) = memories_of(tables, "t")
+    touched = memory.rows_RS[[0, 1, 67_108_864, 67_108_865, 67_108_866, 69_999_998, 69_999_999]]
+    assert touched.any(1).tolist() == [True, False, False, True, False, False, True]
 
 
 def addressed(memory: np.ndarray, first_row: int, stride: int) -> int:
