@@ -4,13 +4,21 @@
 256-128-64, batches of 4096 rows held in memory. Every contender trains the same dense model at the
 same dense precision, with the same batches in turn; only the tables differ. torchrec's
 FusedEmbeddingBagCollection has FP32 rows: with row-wise Adagrad, and with SGD, its fastest.
-bf16 dense arithmetic (autocast) is a separate pair of rows.
+bf16 dense arithmetic (autocast) is a separate pair of rows. "dense alone" trains the dense model on
+embeddings that are there already: the ratio to it is what tables that take no time would reach.
 
-    python -m benchmarks.training_step [--quick] [--json FILE]
+    python -m benchmarks.training_step [--quick] [--deepctr] [--json FILE]
+
+``--deepctr`` also trains DeepCTR-Torch's DeepFM on the same batches, in an environment that it
+makes in ``.cache`` (0.6 GB of downloads).
 """
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +30,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from benchmarks.figures import Figure, write_figures
 from edorec.devices import dense_arithmetic
@@ -33,7 +41,9 @@ from edorec.models.model import build_model
 NUM_SPARSE, NUM_DENSE, DIM, BATCH = 26, 13, 16, 4096
 NAMES = [f"f{index}" for index in range(NUM_SPARSE)]
 SIZES = np.geomspace(1_000, 1_000_000, NUM_SPARSE).astype(int)
+HIDDEN = [256, 128, 64]
 CPU = torch.device("cpu")
+DEEPCTR_PACKAGES = ["deepctr-torch==0.2.9", "tensorflow-cpu", "torch==2.13.0"]
 
 
 def torchrec_tables(optimizer: type[torch.optim.Optimizer], **settings: float) -> nn.Module:
@@ -69,6 +79,20 @@ def edorec_tables(row_format: str) -> nn.Module:
         learning_rate=0.05,
         initial_accumulator=1e-5,
     )
+
+
+class Ready(nn.Module):
+    """Pooled embeddings that cost nothing; their gradient is thrown away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        values_BE = torch.randn(BATCH, NUM_SPARSE * DIM) * 0.01
+        self._pooled = KeyedTensor(NAMES, [DIM] * NUM_SPARSE, values_BE.requires_grad_())
+
+    def forward(self, _sparse: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled embeddings (B, F * D)."""
+        self._pooled.values().grad = None
+        return self._pooled
 
 
 @dataclass(frozen=True)
@@ -108,7 +132,7 @@ class Contender:
         self.tables = tables
         self._precision = precision
         config = ModelConfig(
-            backbone=DeepFMConfig(hidden=[256, 128, 64]), head=SharedBottomConfig(tower_hidden=[])
+            backbone=DeepFMConfig(hidden=HIDDEN), head=SharedBottomConfig(tower_hidden=[])
         )
         self._model = build_model(config, dims=[DIM] * NUM_SPARSE, num_dense=NUM_DENSE, num_tasks=1)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=1e-3, fused=True)
@@ -139,6 +163,7 @@ def make_contenders() -> dict[str, Contender]:
         "torchrec fp32 sgd": lambda: torchrec_tables(torch.optim.SGD, lr=0.05),
         "edorec fp32": lambda: edorec_tables("fp32"),
         "edorec int8": lambda: edorec_tables("int8"),
+        "dense alone": Ready,
     }
     return {
         f"{name}, dense {precision}": Contender(build(), precision)
@@ -147,22 +172,37 @@ def make_contenders() -> dict[str, Contender]:
     }
 
 
-def main() -> None:
-    """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    batches = make_batches(15)
-    contenders = make_contenders()
-    speeds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range((3 if args.quick else 7) + 1):
-        for name, contender in contenders.items():
-            speed = contender.rows_per_second(batches)
-            if number:  # the first round warms up and compiles
-                speeds[name].append(speed)
+def deepctr_speeds(batches: list[Batch], *, rounds: int, threads: int) -> list[float]:
+    """Rows per second of DeepCTR-Torch by round, in an environment that is made if it is not there.
+
+    Raises:
+        subprocess.CalledProcessError: if it cannot be installed, or fails.
+    """
+    python = Path(".cache/deepctr/bin/python")
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", ".cache/deepctr"], check=True)
+    install = [python, "-m", "pip", "install", "--quiet", *DEEPCTR_PACKAGES]
+    subprocess.run(install, check=True)
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        rows = [batch.sparse.values().reshape(NUM_SPARSE, BATCH).numpy() for batch in batches]
+        np.savez(
+            file.name,
+            rows=np.concatenate(rows, axis=1),
+            sizes=SIZES,
+            dense=np.concatenate([batch.dense_BN.numpy() for batch in batches]),
+            labels=np.concatenate([batch.labels_B.numpy() for batch in batches]),
+        )
+        numbers = [str(number) for number in (BATCH, DIM, rounds, threads, *HIDDEN)]
+        script = str(Path(__file__).with_name("deepctr_step.py"))
+        done = subprocess.run(
+            [python, script, file.name, *numbers], check=True, stdout=subprocess.PIPE, text=True
+        )
+    speeds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return speeds
+
+
+def figures_of(speeds: dict[str, list[float]]) -> list[Figure]:
+    """Rows per second, and ratios of paired rounds."""
 
     def ratio(ours: str, baseline: str) -> float:
         pairs = zip(speeds[ours], speeds[baseline], strict=True)
@@ -172,12 +212,39 @@ def main() -> None:
     has_amx = "amx_bf16" in Path("/proc/cpuinfo").read_text()
     for precision in ("fp32", "bf16"):
         bounds = (2.0, 1.4) if precision == "fp32" or has_amx else (None, None)
-        for row_format in ("int8", "fp32"):
-            ours = f"edorec {row_format}, dense {precision}"
+        for ours in ("edorec int8", "edorec fp32", "dense alone"):
             for baseline, bound in zip(("rowwise_adagrad", "sgd"), bounds, strict=True):
-                value = ratio(ours, f"torchrec fp32 {baseline}, dense {precision}")
-                least = bound if row_format == "int8" else None
-                figures.append(Figure(f"{ours} over torchrec {baseline}", value, "x", least))
+                least = bound if ours == "edorec int8" else None
+                name = f"{ours}, dense {precision}"
+                value = ratio(name, f"torchrec fp32 {baseline}, dense {precision}")
+                figures.append(Figure(f"{name} over torchrec {baseline}", value, "x", least))
+    return figures
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--deepctr", action="store_true", help="compare with DeepCTR-Torch too")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rounds = 3 if args.quick else 7
+    batches = make_batches(15)
+    contenders = make_contenders()
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, contender in contenders.items():
+            speed = contender.rows_per_second(batches)
+            if number:  # the first round warms up and compiles
+                speeds[name].append(speed)
+    figures = figures_of(speeds)
+    if args.deepctr:
+        theirs = statistics.median(deepctr_speeds(batches, rounds=3, threads=args.threads))
+        ours = statistics.median(speeds["edorec int8, dense fp32"])
+        figures.append(Figure("DeepCTR-Torch", theirs, "rows/s"))
+        figures.append(Figure("edorec int8, dense fp32 over DeepCTR-Torch", ours / theirs, "x", 10))
     write_figures(figures, json_path=args.json)
 
 
