@@ -6,42 +6,25 @@ and on a machine where torch or FBGEMM do not load.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from edorec import cli_serving
+from edorec.cli_options import (
+    Config,
+    Quiet,
+    Set,
+    Values,
+    Verbose,
+    reported,
+    verbosity_of,
+)
 from edorec.config import load_config, print_config
 from edorec.errors import InputError
 from edorec.search_space import check_optuna, search_space, without_test
 from edorec.versions import check_versions, load_fbgemm
-
-USER_ERROR, INTERRUPTED = 2, 130
-
-Config = Annotated[
-    str,
-    typer.Option(
-        "--config",
-        metavar="NAME|FILE",
-        help="A YAML file, or the name of one in configs/ (with or without .yaml).",
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a value of the file: a dotted key, a value in YAML. May be repeated.",
-    ),
-]
-Values = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Overrides, like --set.", show_default=False),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more.")]
 
 TRAIN_HELP = """Train a model and report its AUC and its memory.
 
@@ -70,7 +53,10 @@ Example:
   edorec prepare --config kuairand
 """
 
-EVALUATE_HELP = """Compute the metrics of a trained model on a split or on other files.
+EVALUATE_HELP = """Compute the metrics of a trained model, or of scores in a file.
+
+RESULT is the folder of a run, whose model is evaluated on a split or on other
+files, or a Parquet file (or glob) of scores made anywhere, with --label.
 
 Examples:
 
@@ -79,6 +65,8 @@ Examples:
   edorec evaluate runs/first --split valid
 
   edorec evaluate runs/first --data "/data/may/*.parquet"
+
+  edorec evaluate scores.parquet --label is_click --score score_click --group user_id
 """
 
 TUNE_HELP = """Search for learning rates, weight decay and epochs on the validation split.
@@ -135,19 +123,6 @@ app = typer.Typer(
 train_app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Ends the command with a plain message where the user, not the program, has to act."""
-    try:
-        yield
-    except InputError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(USER_ERROR) from error
-    except KeyboardInterrupt as error:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from error
-
-
 @app.command(help=TRAIN_HELP)
 @train_app.command(help=TRAIN_HELP)
 def train(
@@ -168,7 +143,7 @@ def train(
     verbose: Verbose = False,
 ) -> None:
     """Trains a model."""
-    with _reported():
+    with reported():
         loaded = load_config(config, [*(overrides or []), *(values or [])])
         if show:
             typer.echo(print_config(loaded), nl=False)
@@ -182,7 +157,7 @@ def train(
         load_fbgemm()
         from edorec.train import run
 
-        run(loaded.config, run_dir=run_dir, verbosity=_verbosity(quiet, verbose))
+        run(loaded.config, run_dir=run_dir, verbosity=verbosity_of(quiet, verbose))
 
 
 @app.command(help=PREPARE_HELP)
@@ -193,13 +168,13 @@ def prepare(
     quiet: Quiet = False,
 ) -> None:
     """Prepares the data of a configuration."""
-    with _reported():
+    with reported():
         loaded = load_config(config, [*(overrides or []), *(values or [])])
         from edorec.data.prepare import prepare as prepare_data
         from edorec.progress import StageProgress
         from edorec.summaries import print_prepared
 
-        with StageProgress(unit="rows", verbosity=_verbosity(quiet, False)) as on_progress:
+        with StageProgress(unit="rows", verbosity=verbosity_of(quiet, False)) as on_progress:
             prepared = prepare_data(
                 data=loaded.config.data,
                 features=loaded.config.features,
@@ -213,7 +188,10 @@ def prepare(
 
 @app.command(help=EVALUATE_HELP)
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a finished run.")],
+    result: Annotated[
+        str,
+        typer.Argument(metavar="RESULT", help="Folder of a finished run, or a file of scores."),
+    ],
     files: Annotated[
         list[str] | None,
         typer.Option(
@@ -225,17 +203,38 @@ def evaluate(
     split: Annotated[
         Literal["train", "valid", "test"], typer.Option("--split", help="Split of the run's data.")
     ] = "test",
+    label: Annotated[
+        str | None, typer.Option("--label", help="Scores in a file: column of the label.")
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score", help="Scores in a file: column of probabilities; default the only score_*."
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Scores in a file: column of groups, for GAUC.")
+    ] = None,
+    weight: Annotated[
+        str | None, typer.Option("--weight", help="Scores in a file: column of sample weights.")
+    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Evaluates a finished run."""
-    with _reported():
+    """Evaluates a finished run, or scores."""
+    with reported():
+        if label is not None:
+            cli_serving.evaluate_file(result, label=label, score=score, group=group, weight=weight)
+            return
+        run_dir = Path(result)
+        if run_dir.is_file():
+            raise InputError(f"{result} is a file of scores; name its label with --label")
         check_versions()
         load_fbgemm()
         from edorec.evaluate import evaluate as evaluate_run
         from edorec.summaries import print_evaluation
 
-        verbosity = _verbosity(quiet, verbose)
+        verbosity = verbosity_of(quiet, verbose)
         print_evaluation(evaluate_run(run_dir, files=files, split=split, verbosity=verbosity))
 
 
@@ -265,7 +264,7 @@ def tune(
     verbose: Verbose = False,
 ) -> None:
     """Searches for better settings."""
-    with _reported():
+    with reported():
         loaded = load_config(config, [*(overrides or []), *(values or [])])
         space = search_space(loaded, ranges or [])
         check_optuna()
@@ -282,7 +281,7 @@ def tune(
             space,
             num_trials=trials,
             run_dir=run_dir,
-            verbosity=_verbosity(quiet, verbose),
+            verbosity=verbosity_of(quiet, verbose),
         )
 
 
@@ -296,16 +295,16 @@ def init(
     ] = None,
 ) -> None:
     """Writes a first configuration."""
-    with _reported():
+    with reported():
         from edorec.init import write_config
 
         text = write_config(data, out=out)
         typer.echo(text if out is None else f"wrote {out}", nl=out is not None)
 
 
-def _verbosity(quiet: bool, verbose: bool) -> int:
-    """-1 quiet, 0 normal, 1 verbose."""
-    return int(verbose) - int(quiet)
+app.command(help=cli_serving.EXPORT_HELP)(cli_serving.export)
+app.command(help=cli_serving.SCORE_HELP)(cli_serving.score)
+app.command(name="predict", help="The same as score.")(cli_serving.score)
 
 
 def main() -> None:
