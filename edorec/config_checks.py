@@ -112,7 +112,7 @@ def _memory(values: dict[str, Any]) -> Iterator[Problem]:
         if state not in (None, "fp32") and optimizer != "rowwise_adagrad":
             yield path, f"{state} is for rowwise_adagrad, and embedding.optimizer is {optimizer}"
     for key in ("format", "state") if entries else ():
-        if memory.get(key) is not None:
+        if memory.get(key) not in (None, "fp32"):  # the default, which a run's config.yaml states
             yield (
                 ("memory", key),
                 f"the bands have formats and states of their own; leave {key} out",

@@ -1,0 +1,258 @@
+"""Exported folders: equal to the run, complete, checked, small."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import edorec
+from edorec.data.prepare import load_prepared, prepare_extra
+from edorec.data.reader import Reader
+from edorec.errors import ConfigError, InputError
+from edorec.serving.card import sizes
+from edorec.serving.export import Formats, export, load_run, parse_formats
+from tests.toy import toy_rows
+
+
+@pytest.fixture(scope="module")
+def model(trained, tmp_path_factory) -> Path:
+    """The run of bands, as trained."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    export(trained, folder, formats=Formats(), verbosity=-1)
+    return folder
+
+
+def odd_rows() -> pa.Table:
+    """Rows with unseen ids, nulls and empty lists among usual ones."""
+    usual = toy_rows(1500, seed=9)
+    odd = pa.table(
+        {
+            "user": pa.array([None, 123456, -5, 2**62], pa.int64()),
+            "item": pa.array(["never", None, "i3", "777"]),
+            "viewed": pa.array([[], None, [5, None, 10**9], [7] * 50], pa.list_(pa.int64())),
+            "price": pa.array([None, np.nan, np.inf, 1e30]),
+            "click": pa.array([0, 1, 0, 1], pa.int8()),
+            "buy": pa.array([0, 0, 0, 1], pa.int8()),
+        }
+    )
+    return pa.concat_tables([odd, usual])
+
+
+def trainer_batches(run_dir: Path, rows: pa.Table, folder: Path):
+    """The run's own recommender, and its batches of these rows."""
+    path = folder / "rows.parquet"
+    pq.write_table(rows, path)
+    run = load_run(run_dir)
+    prepared = prepare_extra(
+        load_prepared(run_dir / "vocabularies"), str(path), data=run.config.data, split="extra"
+    )
+    reader = Reader(
+        prepared,
+        "extra",
+        batch_size=len(rows),
+        row_maps=run.recommender.row_maps,
+        shuffle=False,
+        shuffle_rows=1000,
+        seed=0,
+        training=False,
+    )
+    run.recommender.model.eval()
+    return run.recommender, list(reader.batches(0))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 1000])
+def test_scores_and_embedding_vectors_equal_the_trainers(trained, model, tmp_path, batch_size):
+    rows = odd_rows().slice(0, 60 if batch_size == 1 else 1004)
+    recommender, (batch,) = trainer_batches(trained, rows, tmp_path)
+    with torch.no_grad():
+        wanted = torch.sigmoid(recommender.logits(batch)).numpy()
+        vectors = torch.cat(recommender.embed(batch), dim=1)
+    served = edorec.load(model)
+    parts = [rows.slice(start, batch_size) for start in range(0, len(rows), batch_size)]
+    found = pa.concat_tables([served.predict(part) for part in parts])
+    for k, task in enumerate(served.signature.tasks):
+        np.testing.assert_allclose(found[f"score_{task}"].to_numpy(), wanted[:, k], atol=1e-6)
+    embedded = torch.cat([served.embed(served.reader.read(part)) for part in parts])
+    assert torch.equal(embedded, vectors)
+
+
+def test_a_fresh_process_scores_files_in_order_and_keeps_keys(trained, model, tmp_path):
+    rows = odd_rows()
+    recommender, (batch,) = trainer_batches(trained, rows, tmp_path)
+    out = tmp_path / "scores.parquet"
+    command = [sys.executable, "-m", "edorec.cli", "score", "--model", str(model)]
+    command += ["--input", str(tmp_path / "rows.parquet"), "--output", str(out)]
+    done = subprocess.run([*command, "--keep", "user", "--keep", "click"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    scored = pq.read_table(out)
+    assert scored.column_names == ["user", "click", "score_click", "score_buy"]
+    assert scored["user"].to_pylist() == rows["user"].to_pylist()
+    with torch.no_grad():
+        wanted = torch.sigmoid(recommender.logits(batch)).numpy()
+    np.testing.assert_allclose(scored["score_buy"].to_numpy(), wanted[:, 1], atol=1e-6)
+    assert [path.name for path in tmp_path.glob("*.tmp")] == []
+
+
+def test_data_frames_keep_their_index_and_ignore_other_columns(model):
+    served = edorec.load(model)
+    frame = odd_rows().slice(4, 20).to_pandas()
+    frame.index = pd.Index(range(100, 120), name="row")
+    frame["other"] = "ignored"
+    scores = served.predict(frame)
+    assert list(scores.columns) == ["score_click", "score_buy"]
+    assert scores.index.equals(frame.index)
+    table = served.predict(pa.Table.from_pandas(frame))
+    np.testing.assert_array_equal(scores["score_click"], table["score_click"].to_numpy())
+    assert len(served.predict(frame.iloc[:0])) == 0
+
+
+def test_a_missing_column_is_named(model):
+    with pytest.raises(ConfigError, match="there is no column price"):
+        edorec.load(model).predict(odd_rows().drop_columns(["price"]))
+
+
+def test_a_column_of_another_type_is_named(model):
+    rows = odd_rows().drop_columns(["user"]).append_column("user", pa.array([1.5] * 1504))
+    with pytest.raises(ConfigError, match="column user of the rows to score is double"):
+        edorec.load(model).predict(rows)
+
+
+def test_the_signature_names_columns_types_and_tasks(model):
+    signature = edorec.load(model).signature
+    found = {i.column: (i.kind, i.type) for i in signature.inputs}
+    assert found == {
+        "user": ("id", "int64"),
+        "item": ("id", "string"),
+        "viewed": ("ids", "int64"),
+        "price": ("number", "float64"),
+    }
+    assert signature.tasks == ("click", "buy")
+
+
+@pytest.mark.parametrize(("name", "gap", "of_fp32"), [("int8", 0.01, 1 / 3), ("int4", 0.05, 1 / 5)])
+def test_smaller_formats_stay_close(trained_int8, tmp_path, name, gap, of_fp32):
+    export(trained_int8, tmp_path / "same", formats=Formats(), verbosity=-1)
+    manifest = export(trained_int8, tmp_path / "small", formats=Formats(name), verbosity=-1)
+    rows = odd_rows()
+    same = edorec.load(tmp_path / "same").predict(rows).to_pandas().to_numpy()
+    small = edorec.load(tmp_path / "small").predict(rows).to_pandas().to_numpy()
+    assert np.abs(same - small).max() <= gap
+    rows_stored = sum(b["num_rows"] for t in manifest["tables"] for b in t["bands"])
+    assert sizes(manifest)["tables"] <= of_fp32 * rows_stored * 64
+    for aucs in manifest["evaluation"]["tasks"].values():
+        assert abs(aucs["auc_before"] - aucs["auc_after"]) <= 0.002
+
+
+def test_formats_by_table_and_band(trained, tmp_path):
+    formats = parse_formats(["item=int2", "user.0=int4"])
+    manifest = export(trained, tmp_path / "m", formats=formats, max_auc_loss=0.5, verbosity=-1)
+    of = {t["name"]: [b["format"] for b in t["bands"]] for t in manifest["tables"]}
+    assert of["user"][0] == "int4"
+    assert of["item"] == ["int2"] * 4  # three bands and the buckets
+    with pytest.raises(InputError, match=r"--format itm: there is no such table; item, user"):
+        export(trained, tmp_path / "n", formats=parse_formats(["itm=int4"]), verbosity=-1)
+    with pytest.raises(InputError, match="int3 is none of as-trained, fp32"):
+        parse_formats(["int3"])
+
+
+def test_a_bound_that_does_not_hold_leaves_nothing(trained_int8, tmp_path):
+    out = tmp_path / "models" / "m"
+    with pytest.raises(InputError, match="the AUC of click falls from"):
+        export(trained_int8, out, formats=Formats("int2"), max_auc_loss=-1, verbosity=-1)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_the_folder_is_tables_index_and_program(model):
+    manifest = json.loads((model / "model.json").read_text())
+    total = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
+    parts = sizes(manifest)
+    assert set(manifest["files"]) == {
+        str(p.relative_to(model))
+        for p in model.rglob("*")
+        if p.is_file() and p.name != "model.json"
+    }
+    text = (model / "model.json").stat().st_size + (model / "MODEL_CARD.md").stat().st_size
+    assert total == sum(parts.values()) + text
+    assert "AUC before" in (model / "MODEL_CARD.md").read_text()
+
+
+def damaged(model: Path, folder: Path) -> Path:
+    shutil.copytree(model, folder / "copy")
+    return folder / "copy"
+
+
+def test_a_damaged_folder_is_not_loaded(model, tmp_path):
+    folder = damaged(model, tmp_path)
+    rows = next(path for path in (folder / "tables").iterdir() if path.stat().st_size)
+    content = bytearray(rows.read_bytes())
+    content[-1] ^= 1
+    rows.write_bytes(content)
+    edorec.load(folder)  # the size is right, and tables are only mapped
+    with pytest.raises(InputError, match=f"{rows.name} is damaged: its checksum differs"):
+        edorec.load(folder, verify=True)
+    rows.write_bytes(content[:-1])
+    with pytest.raises(InputError, match=r"is damaged: it has \d+ bytes"):
+        edorec.load(folder)
+    rows.unlink()
+    with pytest.raises(InputError, match="is incomplete"):
+        edorec.load(folder)
+
+
+def test_pickles_and_unknown_files_are_not_loaded(model, tmp_path):
+    folder = damaged(model, tmp_path)
+    (folder / "extra.pkl").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"a file that is not the model's: extra\.pkl"):
+        edorec.load(folder)
+    (folder / "extra.pkl").unlink()
+    program = folder / "dense.pt2"
+    torch.export.save(
+        torch.export.export(torch.nn.Linear(1, 1), (torch.zeros(2, 1),)), program
+    )  # with example inputs, which are pickled
+    manifest = json.loads((folder / "model.json").read_text())
+    from edorec.serving.folder import file_entries
+
+    manifest["files"] = file_entries(folder)
+    (folder / "model.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="holds pickled objects"):
+        edorec.load(folder)
+
+
+def test_no_raw_id_is_in_the_folder(trained, model):
+    texts = pq.read_table(trained / "vocabularies" / "item.parquet")["id"].to_pylist()
+    names = [text.encode() for text in texts if text]
+    content = b"".join(path.read_bytes() for path in (model / "index").iterdir())
+    assert not any(name in content for name in names if len(name) > 3)
+
+
+def test_metrics_of_scores_in_a_file_equal_the_reports(trained, model, log, tmp_path):
+    out = tmp_path / "scores.parquet"
+    base = [sys.executable, "-m", "edorec.cli"]
+    test = str(log / "test.parquet")
+    command = ["score", "--model", str(model), "--input", test, "--output", str(out), "-q"]
+    keep = [part for name in ("user", "click", "buy") for part in ("--keep", name)]
+    subprocess.run([*base, *command, *keep], check=True)
+    command = ["evaluate", str(out), "--label", "click", "--score", "score_click"]
+    done = subprocess.run(
+        [*base, *command, "--group", "user"], check=True, capture_output=True, text=True
+    )
+    report = json.loads((trained / "report.json").read_text())["tasks"]["click"]
+    for metric in ("auc", "gauc", "logloss", "ne"):
+        assert f"{report[metric]:.4f}" in done.stdout
+    failed = subprocess.run([*base, "evaluate", str(out)], capture_output=True, text=True)
+    assert failed.returncode == 2
+    assert "name its label with --label" in failed.stderr
+    failed = subprocess.run(
+        [*base, "evaluate", str(out), "--label", "click", "--score", "user"],
+        capture_output=True,
+        text=True,
+    )
+    assert failed.returncode == 2
+    assert "must be a probability from 0 to 1" in failed.stderr
