@@ -17,9 +17,11 @@ serving format, a compact index of ids, checksums and a model card. It is
 checked against the run on its test split (or --data): if the AUC of a task
 falls by more than --max-auc-loss, nothing is written.
 
-Formats: as-trained, fp32, fp16, int8, int4, int2, sparse28; for all tables,
-for one (item=int4) or for one of its bands (item.1=int2). A band that takes
-fewer bytes as trained stays so.
+Formats: as-trained, fp32, fp16, int8, int4, int2, sparse28, pq (product
+quantization, needs scikit-learn); int8:100:pq is INT8 for ids that training
+saw 100 times or more and pq for the others; item=int4 is for one table; auto
+tries which are the smallest that keep --max-auc-loss on the validation split.
+Rows that take fewer bytes as trained stay so.
 
 Examples:
 
@@ -28,6 +30,8 @@ Examples:
   edorec export --run runs/first --out models/small --format int4
 
   edorec export --run runs/first --out models/mixed --format int8 --format user=int4
+
+  edorec export --run runs/first --out models/tiny --format int8:100:pq --min-count 2
 """
 
 SCORE_HELP = """Score Parquet files with an exported model.
@@ -47,10 +51,14 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="Folder to write; must not exist.")],
     formats: Annotated[
         list[str] | None,
-        typer.Option(
-            "--format", metavar="[TABLE[.BAND]=]FORMAT", help="Serving format. May be repeated."
-        ),
+        typer.Option("--format", metavar="[TABLE=]FORMAT", help="Serving format. May be repeated."),
     ] = None,
+    min_count: Annotated[
+        int,
+        typer.Option(
+            "--min-count", min=1, help="Ids seen less often in training get their bucket's row."
+        ),
+    ] = 1,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,12 +76,14 @@ def export(
         check_versions()
         load_fbgemm()
         from edorec.serving.export import export as export_run
-        from edorec.serving.export import parse_formats, print_export
+        from edorec.serving.export import print_export
+        from edorec.serving.formats import parse_formats
 
         manifest = export_run(
             run_dir,
             out,
             formats=parse_formats(formats or []),
+            min_count=min_count,
             data=data,
             max_auc_loss=max_auc_loss,
             verbosity=verbosity_of(quiet, verbose),

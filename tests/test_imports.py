@@ -13,6 +13,7 @@ MAY_IMPORT_CONFIG = {
     "recommender.py",
     "search_space.py",
     "selection.py",
+    "serving/export.py",
     "step.py",
     "train.py",
     "tune.py",

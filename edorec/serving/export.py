@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from edorec.checkpoint import load_model
 from edorec.config import RunConfig, load_config
 from edorec.data.cache import new_folder
 from edorec.data.prepared import Prepared, load_prepared
+from edorec.data.source import SourceFile
 from edorec.data.vocabulary import read_hashes, safe_file_name
 from edorec.devices import set_num_threads
 from edorec.embedding.bands import BandMemory
-from edorec.embedding.collection import EdoEmbeddingBagCollection
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.errors import InputError
 from edorec.evaluate import evaluate
 from edorec.recommender import Recommender, build_recommender
@@ -31,58 +31,25 @@ from edorec.serving.card import model_card
 from edorec.serving.dense import DenseProgram, save_program
 from edorec.serving.evaluation import evaluate_model, open_files
 from edorec.serving.folder import CARD, DENSE, FORMAT, INDEX, MANIFEST, TABLES, file_entries
+from edorec.serving.formats import (
+    AS_TRAINED,
+    Formats,
+    Spec,
+    bytes_of,
+    parse_spec,
+    served_format,
+)
 from edorec.serving.index import build_index
 from edorec.serving.model import ServingModel
-from edorec.serving.tables import ServedBand, ServedTable, write_rows
+from edorec.serving.pq import centroid_bytes, quantize
+from edorec.serving.tables import PQ, ServedBand, ServedTable, decode_rows, write_rows
 
-AS_TRAINED = "as-trained"
-CHOICES = (AS_TRAINED, *FORMATS)
 MAX_AUC_LOSS = 0.002
+# What ``auto`` tries, smallest first; rows of validation; least share of the bytes worth it.
+AUTO_SPECS = ("int8:100:pq", "int4:30:int2", "int4", "int8")
+AUTO_ROWS = 200_000
+AUTO_LEAST_SHARE = 0.01
 I64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Formats:
-    """Which format each band is served in.
-
-    Attributes:
-        default: of all bands that ``chosen`` does not name.
-        chosen: by (table, band number), or (table, None) for all bands of a table.
-    """
-
-    default: str = AS_TRAINED
-    chosen: dict[tuple[str, int | None], str] = field(default_factory=dict)
-
-    def of(self, table: str, band: int, *, trained: str, dim: int) -> str:
-        """The format to write; never one that takes more bytes than the trained one."""
-        wanted = self.chosen.get((table, band)) or self.chosen.get((table, None)) or self.default
-        if wanted == AS_TRAINED:
-            return trained
-        larger = FORMATS[wanted].row_bytes(dim) >= FORMATS[trained].row_bytes(dim)
-        return trained if larger else wanted
-
-
-def parse_formats(texts: list[str]) -> Formats:
-    """Formats from ``FORMAT``, ``TABLE=FORMAT`` and ``TABLE.BAND=FORMAT``.
-
-    Raises:
-        InputError: naming the text that is none of these.
-    """
-    default = AS_TRAINED
-    chosen: dict[tuple[str, int | None], str] = {}
-    for text in texts:
-        place, equals, name = text.rpartition("=")
-        if name not in CHOICES:
-            raise InputError(f"--format {text}: {name} is none of {', '.join(CHOICES)}")
-        if not equals:
-            default = name
-            continue
-        table, dot, band = place.rpartition(".")
-        if dot and band.isdecimal():
-            chosen[table, int(band)] = name
-        else:
-            chosen[place, None] = name
-    return Formats(default, chosen)
 
 
 @dataclass(frozen=True)
@@ -125,6 +92,7 @@ def export(
     out: Path,
     *,
     formats: Formats,
+    min_count: int = 1,
     data: list[str] | None = None,
     max_auc_loss: float = MAX_AUC_LOSS,
     verbosity: int = 0,
@@ -135,6 +103,7 @@ def export(
         run_dir: folder of the run.
         out: folder to write; must not exist.
         formats: of the tables.
+        min_count: ids that training saw less often are served by their bucket's row.
         data: files with labels to check the model on; default the run's own test or else
             validation split.
         max_auc_loss: most that the AUC of any task may fall by.
@@ -150,25 +119,30 @@ def export(
     if out.exists():
         raise InputError(f"{out} exists; give another --out, or remove it")
     run = load_run(run_dir)
-    _check_names(formats, run)
+    names = [config.name for config, _ in _memories(run)]
+    if unknown := sorted(set(formats.tables) - set(names)):
+        raise InputError(f"--format {unknown[0]}: there is no such table; {', '.join(names)} are")
     split = next(s for s in ("test", "valid", "train") if getattr(run.config.data, s) is not None)
     before = evaluate(run_dir, files=data, split=split, verbosity=verbosity)
+    files = _split_files(run, split) if data is None else open_files(data, key="--data")
     with new_folder(out) as folder:
-        manifest = _write(run, folder, formats)
+        (folder / TABLES).mkdir()
+        (folder / INDEX).mkdir()
+        manifest = _describe(run)
+        _write_program(run, folder)
+        if formats.is_auto:
+            formats = _smallest_formats(
+                run,
+                folder,
+                manifest,
+                formats,
+                min_count=min_count,
+                max_auc_loss=max_auc_loss,
+                verbosity=verbosity,
+            )
+        _write_tables(run, folder, manifest, formats, min_count=min_count)
         _save(folder, manifest)
-        files = open_files(
-            data or getattr(run.config.data, split),
-            folder="." if data else run.config.data.folder,
-            key="--data" if data else f"data.{split}",
-        )
-        after = evaluate_model(
-            ServingModel(folder),
-            files,
-            labels={name: task.label for name, task in run.config.tasks.items()},
-            sampling_rates={n: task.sampling_rate for n, task in run.config.tasks.items()},
-            weight=run.config.data.weight,
-            verbosity=verbosity,
-        )
+        after = _aucs(run, folder, files, verbosity=verbosity)
         manifest["evaluation"] = {
             "files": before["files"],
             "rows": before["rows"],
@@ -184,35 +158,108 @@ def export(
     return manifest
 
 
-def _check_names(formats: Formats, run: Run) -> None:
-    bands = {c.name: len(m) for c, m in _memories(run)}
-    for table, band in formats.chosen:
-        if table not in bands:
-            raise InputError(f"--format {table}: there is no such table; {', '.join(bands)} are")
-        if band is not None and band >= bands[table]:
-            raise InputError(f"--format {table}.{band}: the table has {bands[table]} bands, from 0")
+def _split_files(run: Run, split: str) -> list[SourceFile]:
+    data = run.config.data
+    return open_files(getattr(data, split), folder=data.folder, key=f"data.{split}")
 
 
-def _memories(run: Run) -> list[tuple[Any, list[BandMemory]]]:
+def _aucs(
+    run: Run,
+    folder: Path,
+    files: list[SourceFile],
+    *,
+    verbosity: int,
+    max_rows: int | None = None,
+) -> dict[str, float | None]:
+    """AUC of each task of the model in ``folder``."""
+    tasks = run.config.tasks
+    return evaluate_model(
+        ServingModel(folder),
+        files,
+        labels={name: task.label for name, task in tasks.items()},
+        sampling_rates={name: task.sampling_rate for name, task in tasks.items()},
+        weight=run.config.data.weight,
+        verbosity=verbosity,
+        max_rows=max_rows,
+    )
+
+
+def _smallest_formats(
+    run: Run,
+    folder: Path,
+    manifest: dict[str, Any],
+    formats: Formats,
+    *,
+    min_count: int,
+    max_auc_loss: float,
+    verbosity: int,
+) -> Formats:
+    """For each table the smallest formats whose AUC on the validation split stays in the bound.
+
+    Tables are decided one after the other, the largest first; each may use up the part of the bound
+    that belongs to its share of the bytes, and what those before have left.
+
+    Raises:
+        InputError: if the run has no validation split.
+    """
+    if run.config.data.valid is None:
+        raise InputError("--format auto chooses by the validation split, and data.valid is not set")
+    files = _split_files(run, "valid")
+    sizes = {c.name: sum(m.weights_bytes for m in memories) for c, memories in _memories(run)}
+    tables, used = dict(formats.tables), 0
+    base: dict[str, float | None] | None = None
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        used += sizes[name]
+        if name in tables or sizes[name] < AUTO_LEAST_SHARE * sum(sizes.values()):
+            continue
+        allowed = max_auc_loss * used / sum(sizes.values())
+        for spec in _by_size(run, name, formats.default, min_count=min_count):
+            tried = Formats(formats.default, {**tables, name: spec})
+            if base is None:
+                _write_tables(run, folder, manifest, formats, min_count=min_count)
+                _save(folder, manifest)
+                base = _aucs(run, folder, files, verbosity=-1, max_rows=AUTO_ROWS)
+            _write_tables(run, folder, manifest, tried, min_count=min_count, only=name)
+            _save(folder, manifest)
+            found = _aucs(run, folder, files, verbosity=-1, max_rows=AUTO_ROWS)
+            loss = max((base[t] or 0.0) - (found[t] or 0.0) for t in found)
+            if verbosity >= 0:
+                print(f"auto: {name} as {spec}: AUC loss {loss:.5f}, allowed {allowed:.5f}")
+            if loss <= allowed:
+                tables[name] = spec
+                break
+    return Formats(formats.default, tables)
+
+
+def _by_size(run: Run, name: str, default: Spec, *, min_count: int) -> list[Spec]:
+    """What ``auto`` tries for a table: specs that take fewer bytes than ``default``, ascending."""
+
+    def num_bytes(spec: Spec) -> int:
+        parts, dim = _parts(run, name, spec, min_count=min_count)
+        sizes = [(part.end - part.start) * bytes_of(part.format, dim) for part in parts]
+        return sum(sizes) + sum(centroid_bytes(dim) for part in parts if part.format == PQ)
+
+    specs = [parse_spec(text, text) for text in AUTO_SPECS]
+    smaller = [spec for spec in specs if num_bytes(spec) < num_bytes(default)]
+    return sorted(smaller, key=num_bytes)
+
+
+def _memories(run: Run) -> list[tuple[EdoTableConfig, list[BandMemory]]]:
     rows = run.tables.tables
     return list(zip(rows.configs, rows.memories, strict=True))
 
 
-def _write(run: Run, folder: Path, formats: Formats) -> dict[str, Any]:
-    """Writes tables, indexes and dense part; returns the manifest without figures."""
-    (folder / TABLES).mkdir()
-    (folder / INDEX).mkdir()
-    tables = []
-    for number, (config, memories) in enumerate(_memories(run)):
-        stem = safe_file_name(config.name, number)
-        table = _write_table(run, folder, stem, config, memories, formats)
-        tables.append({**asdict(table), "index": stem})
+def _write_program(run: Run, folder: Path) -> None:
     features = run.config.features
     dims = [run.recommender.dims[f.vocabulary or n] for n, f in features.sparse.items()]
     rates = [task.sampling_rate for task in run.config.tasks.values()]
     program = DenseProgram(run.recommender.model, dims, np.log(rates).tolist())
     save_program(folder / DENSE, program, num_dense=len(features.dense), num_embedded=sum(dims))
-    manifest = run.prepared.manifest
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    """The manifest without tables and figures."""
+    features, manifest = run.config.features, run.prepared.manifest
     return {
         "format": FORMAT,
         "edorec": __version__,
@@ -231,51 +278,122 @@ def _write(run: Run, folder: Path, formats: Formats) -> dict[str, Any]:
             {"name": name, "vocabulary": f.vocabulary or name, "pooling": f.pooling}
             for name, f in features.sparse.items()
         ],
-        "tables": tables,
         "training": {
-            "rows": run.prepared.manifest["splits"]["train"]["rows"],
-            "files": run.prepared.manifest["splits"]["train"]["files"],
+            "rows": manifest["splits"]["train"]["rows"],
+            "files": manifest["splits"]["train"]["files"],
             "ids": {name: v.num_ids for name, v in run.prepared.vocabularies.items()},
         },
     }
+
+
+def _write_tables(
+    run: Run,
+    folder: Path,
+    manifest: dict[str, Any],
+    formats: Formats,
+    *,
+    min_count: int,
+    only: str | None = None,
+) -> None:
+    """Writes all tables, or one in place of what is there; notes them in the manifest."""
+    before = {entry["name"]: entry for entry in manifest.get("tables", [])}
+    tables = []
+    for number, (config, _) in enumerate(_memories(run)):
+        if only not in (None, config.name):
+            tables.append(before[config.name])
+            continue
+        stem = safe_file_name(config.name, number)
+        for path in (folder / TABLES).glob(f"{stem}.*"):
+            path.unlink()
+        spec = formats.of(config.name)
+        table = _write_table(run, folder, stem, config, spec, min_count=min_count)
+        tables.append({**asdict(table), "index": stem})
+    manifest["tables"] = tables
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Ranks of a table that lie in one trained band and are served in one format."""
+
+    memory: BandMemory
+    start: int
+    end: int
+    format: str
+
+
+def _parts(run: Run, name: str, spec: Spec, *, min_count: int) -> tuple[list[_Segment], int]:
+    """Served rows of a table cut where the trained band or the served format changes; its dim.
+
+    The last part is the buckets, which lie behind all own rows, in the last trained band.
+    """
+    config, memories = next(pair for pair in _memories(run) if pair[0].name == name)
+    row_map, vocabulary = run.recommender.row_maps[name], run.prepared.vocabularies[name]
+    num_ids = min(row_map.num_own_rows, vocabulary.num_with_count(min_count))
+    dim = config.embedding_dim
+    parts = []
+    for memory in memories:
+        start, end = memory.first_row, min(memory.first_row + memory.band.num_rows, num_ids)
+        trained = config.qat or memory.band.format
+        for least, wanted in spec.bands:
+            stop = min(end, vocabulary.num_with_count(least))
+            if stop > start:
+                to_format = served_format(wanted, trained=trained, dim=dim)
+                parts.append(_Segment(memory, start, stop, to_format))
+                start = stop
+    hottest = AS_TRAINED if spec.bands[0][1] == PQ else spec.bands[0][1]
+    trained = config.qat or memories[-1].band.format
+    to_format = served_format(hottest, trained=trained, dim=dim)
+    parts.append(_Segment(memories[-1], row_map.num_own_rows, row_map.num_rows, to_format))
+    return parts, dim
 
 
 def _write_table(
     run: Run,
     folder: Path,
     stem: str,
-    config: Any,
-    memories: list[BandMemory],
-    formats: Formats,
+    config: EdoTableConfig,
+    spec: Spec,
+    *,
+    min_count: int,
 ) -> ServedTable:
     """Rows and index of one table, both in the order of the index."""
     row_map = run.recommender.row_maps[config.name]
-    hashes = read_hashes(run.prepared.vocabularies[config.name].path)[: row_map.num_own_rows]
-    ends = [min(m.first_row + m.band.num_rows, row_map.num_own_rows) for m in memories]
-    starts = [min(m.first_row, row_map.num_own_rows) for m in memories]
-    index, order = build_index([hashes[a:b] for a, b in zip(starts, ends, strict=True) if b > a])
+    vocabulary = run.prepared.vocabularies[config.name]
+    (*segments, buckets), dim = _parts(run, config.name, spec, min_count=min_count)
+    hashes = read_hashes(vocabulary.path)
+    index, order = build_index([hashes[s.start : s.end] for s in segments])
     for name, array in index.arrays().items():
         np.save(folder / INDEX / f"{stem}.{name}.npy", array, allow_pickle=False)
-    bands = []
-    for number, (memory, start, end) in enumerate(zip(memories, starts, ends, strict=True)):
-        # The last band may hold own rows and buckets, or buckets alone.
-        buckets = np.arange(max(memory.first_row, end), memory.first_row + memory.band.num_rows)
-        rows = np.concatenate([order[start:end], buckets]) - memory.first_row
-        trained = config.qat or memory.band.format
-        if FORMATS[trained].row_bytes(config.embedding_dim) > memory.row_bytes:
-            trained = memory.band.format
-        to_format = formats.of(config.name, number, trained=trained, dim=config.embedding_dim)
-        file = f"{TABLES}/{stem}.{number}.rows"
+    ranks = [order[segment.start : segment.end] for segment in segments]
+    ranks.append(np.arange(buckets.start, buckets.end))
+    bands = [
+        _write_band(folder, f"{TABLES}/{stem}.{number}", segment, rows, dim, vocabulary.counts)
+        for number, (segment, rows) in enumerate(zip([*segments, buckets], ranks, strict=True))
+    ]
+    return ServedTable(config.name, dim, row_map.num_buckets, tuple(bands))
+
+
+def _write_band(
+    folder: Path, file: str, segment: _Segment, ranks: I64, dim: int, counts: I64
+) -> ServedBand:
+    """Rows of one segment, in the order of ``ranks``."""
+    memory, rows = segment.memory, ranks - segment.memory.first_row
+    path = folder / f"{file}.rows"
+    if segment.format != PQ:
         write_rows(
-            folder / file,
+            path,
             memory.rows_RS,
             rows,
             from_format=memory.band.format,
-            to_format=to_format,
-            dim=config.embedding_dim,
+            to_format=segment.format,
+            dim=dim,
         )
-        bands.append(ServedBand(file, to_format, len(rows)))
-    return ServedTable(config.name, config.embedding_dim, row_map.num_buckets, tuple(bands))
+        return ServedBand(f"{file}.rows", segment.format, len(rows))
+    values = decode_rows(memory.rows_RS, rows, row_format=memory.band.format, dim=dim)
+    codes, centroids = quantize(values.numpy(), np.sqrt(counts[ranks]))
+    path.write_bytes(codes.tobytes())
+    np.save(folder / f"{file}.centroids.npy", centroids.astype(np.float16), allow_pickle=False)
+    return ServedBand(f"{file}.rows", PQ, len(rows), f"{file}.centroids.npy")
 
 
 def _inputs(run: Run) -> list[dict[str, Any]]:

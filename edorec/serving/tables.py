@@ -16,7 +16,9 @@ import torch
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import cpu
 from edorec.embedding.kernels.layout import Lookups, index_of
+from edorec.serving import pq
 
+PQ = "pq"
 CHUNK_ROWS = 65_536
 I64 = npt.NDArray[np.int64]
 
@@ -27,13 +29,15 @@ class ServedBand:
 
     Attributes:
         file: name in the folder.
-        format: row format.
+        format: row format, or ``pq``.
         num_rows: rows.
+        centroids: file of a ``pq`` band's centroids, float16 (256, D); else empty.
     """
 
     file: str
     format: str
     num_rows: int
+    centroids: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ class Ids:
     offsets: I64
 
 
+@dataclass(frozen=True)
+class _PqBand:
+    first_row: int
+    codes: npt.NDArray[np.uint8]
+    centroids: npt.NDArray[np.float32]
+
+
 class ServedTables:
     """Look-ups in the tables of a folder; any number of threads may use it.
 
@@ -81,20 +92,33 @@ class ServedTables:
         tables: Sequence[ServedTable],
         features: Mapping[str, tuple[str, bool]],
     ) -> None:
+        largest = max((table.dim for table in tables), default=0)
+        self._zeros = np.zeros(largest, np.float32)
         self._maps: list[npt.NDArray[np.uint8]] = []
+        self._pq: dict[int, list[_PqBand]] = {}
         bands: list[list[int]] = []
         entries: list[list[int]] = []
-        for table in tables:
+        for number, table in enumerate(tables):
             first_band, first_row = len(bands), 0
             for band in table.bands:
-                row_bytes = FORMATS[band.format].row_bytes(table.dim)
                 if not band.num_rows:
                     continue
                 data = np.memmap(folder / band.file, np.uint8, "r")
-                self._maps.append(data)
-                code = index_of(list(FORMATS), band.format)
-                address = data.ctypes.data
-                bands.append([first_row, band.num_rows, address, row_bytes, row_bytes, code, 0])
+                entry = [first_row, band.num_rows]
+                if band.format == PQ:
+                    # To the kernel each of its rows is the same row of zeros.
+                    halves = np.load(folder / band.centroids, allow_pickle=False)
+                    centroids = halves.astype(np.float32)
+                    codes = data.reshape(band.num_rows, -1)
+                    pq_bands = self._pq.setdefault(number, [])
+                    pq_bands.append(_PqBand(first_row, codes, centroids))
+                    entry += [self._zeros.ctypes.data, 0, 0, index_of(list(FORMATS), "fp32"), 0]
+                else:
+                    self._maps.append(data)
+                    row_bytes = FORMATS[band.format].row_bytes(table.dim)
+                    code = index_of(list(FORMATS), band.format)
+                    entry += [data.ctypes.data, row_bytes, row_bytes, code, 0]
+                bands.append(entry)
                 first_row += band.num_rows
             entries.append([first_band, len(bands), table.dim, -1, table.num_rows])
         self._bands = np.array(bands, np.int64).reshape(-1, 7)
@@ -132,8 +156,29 @@ class ServedTables:
             weights=None,
             out_size=batch_size * sum(self.dims),
         )
-        pooled = cpu.forward(self._bands, self._tables, lookups)
-        return pooled.view(batch_size, sum(self.dims))
+        pooled = cpu.forward(self._bands, self._tables, lookups).view(batch_size, sum(self.dims))
+        pooled_BE = pooled.numpy()
+        for part, (table, _, _, out, _, is_mean), dim in zip(
+            ids, self._layout.tolist(), self.dims, strict=True
+        ):
+            for band in self._pq.get(table, []):
+                target = pooled_BE[:, out : out + dim]
+                pq.add_rows(
+                    part.rows,
+                    part.offsets,
+                    band.first_row,
+                    band.codes,
+                    band.centroids,
+                    bool(is_mean),
+                    target,
+                )
+        return pooled
+
+
+def decode_rows(source_RS: torch.Tensor, order: I64, *, row_format: str, dim: int) -> torch.Tensor:
+    """Rows of a trained band, float32 (len(order), D)."""
+    chosen = source_RS[torch.from_numpy(order), : FORMATS[row_format].row_bytes(dim)]
+    return FORMATS[row_format].decode(chosen, dim)
 
 
 def write_rows(
@@ -148,21 +193,22 @@ def write_rows(
     """Writes rows of a trained band, without state, in another order and format.
 
     Args:
-        path: file to write.
+        path: file to write; rows are added to what it holds.
         source_RS: uint8 (rows, row and state bytes).
         order: which of them, in the order of the file.
         from_format: format they are in.
         to_format: format to write; another one is rounded to the nearest.
         dim: of the rows.
     """
-    source, target = FORMATS[from_format], FORMATS[to_format]
     nearest = torch.tensor(0.5)
-    with path.open("wb") as file:
+    with path.open("ab") as file:
         for start in range(0, len(order), CHUNK_ROWS):
-            chosen = torch.from_numpy(order[start : start + CHUNK_ROWS])
-            rows = source_RS[chosen, : source.row_bytes(dim)]
-            if from_format != to_format:
-                rows = target.encode(source.decode(rows, dim), nearest)
+            part = order[start : start + CHUNK_ROWS]
+            if from_format == to_format:
+                rows = source_RS[torch.from_numpy(part), : FORMATS[to_format].row_bytes(dim)]
+            else:
+                values = decode_rows(source_RS, part, row_format=from_format, dim=dim)
+                rows = FORMATS[to_format].encode(values, nearest)
             file.write(rows.contiguous().numpy().tobytes())
 
 
