@@ -1,5 +1,7 @@
 """Product quantization: nearest centroids, weighted by importance."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,6 @@ def test_pooled_sums_and_means_of_one_band():
     for is_mean in (False, True):
         out = np.zeros((5, 8), np.float32)
         pq.add_rows(ids, offsets, 10, codes, centroids, is_mean, out)
-        bags = [table[ids[a:b]] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        bags = [table[ids[a:b]] for a, b in itertools.pairwise(offsets)]
         pooled = [b.mean(0) if is_mean and len(b) else b.sum(0) for b in bags]
         np.testing.assert_allclose(out, np.stack(pooled), atol=1e-5)
