@@ -16,7 +16,7 @@ Problem = tuple[Path, str]
 
 def cross_check(values: dict[str, Any]) -> list[Problem]:
     """(key path, sentence) of every fault between keys."""
-    checks = (_features, _vocabularies, _labels, _memory, _training)
+    checks = (_features, _vocabularies, _labels, _tasks, _memory, _training)
     return [problem for check in checks for problem in check(values)]
 
 
@@ -98,6 +98,25 @@ def _labels(values: dict[str, Any]) -> Iterator[Problem]:
             if role is not None:
                 path: Path = ("features", kind, name, *(["column"] if column else []))
                 yield path, f"column {column or name} is {role} cannot be a feature too"
+
+
+def _tasks(values: dict[str, Any]) -> Iterator[Problem]:
+    if _mapping(values, "train").get("task_weights") == "uncertainty":
+        for name, task in _entries(values, "tasks").items():
+            if task.get("loss_weight") not in (None, 1):
+                yield (
+                    ("tasks", name, "loss_weight"),
+                    "train.task_weights is uncertainty, which learns the weights; leave it out",
+                )
+    if (
+        _text(_mapping(values, "model", "head"), "name") == "esmm"
+        and len(_mapping(values, "tasks")) == 1
+    ):
+        yield (
+            ("model", "head", "name"),
+            "esmm multiplies the probabilities of a chain of tasks, such as click and buy, and "
+            "there is one task",
+        )
 
 
 def _memory(values: dict[str, Any]) -> Iterator[Problem]:

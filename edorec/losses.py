@@ -1,28 +1,21 @@
-"""Loss of a batch: binary cross-entropy of each task over the rows whose label is known."""
+"""Loss of a batch: binary cross-entropy of each task where its label is known, and their total."""
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 
-def multi_task_loss(
-    logits_BT: torch.Tensor,
-    labels_BT: torch.Tensor,
-    *,
-    task_weights_T: torch.Tensor,
-    weights_B: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted sum over tasks of the mean loss of a task.
+def task_losses(
+    logits_BT: torch.Tensor, labels_BT: torch.Tensor, *, weights_B: torch.Tensor | None
+) -> torch.Tensor:
+    """Mean loss of each task (T,), float32.
 
-    A NaN label takes its row out of that task's mean; a task without any label in the batch adds 0.
+    A NaN label takes its row out of that task's mean; a task without any label in the batch has 0.
 
     Args:
         logits_BT: float (B, T).
         labels_BT: float32 (B, T), 0, 1 or NaN.
-        task_weights_T: float32 (T,).
         weights_B: float32 (B,) sample weights, or None.
-
-    Returns:
-        The scalar loss and the mean loss of each task (T,), both float32.
     """
     known_BT = ~torch.isnan(labels_BT)
     losses_BT = functional.binary_cross_entropy_with_logits(
@@ -34,5 +27,40 @@ def multi_task_loss(
     totals_T = row_weights_BT.sum(0)
     # A row without a label must not spread a NaN logit of its own: 0 * NaN is NaN.
     sums_T = torch.where(row_weights_BT > 0, losses_BT * row_weights_BT, 0.0).sum(0)
-    losses_T = sums_T / totals_T.clamp(min=torch.finfo(torch.float32).tiny)
-    return (losses_T * task_weights_T).sum(), losses_T
+    return sums_T / totals_T.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+class FixedWeights(nn.Module):
+    """The sum over tasks of weight times loss."""
+
+    weights_T: torch.Tensor
+
+    def __init__(self, weights: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("weights_T", torch.tensor(weights))
+
+    def forward(self, losses_T: torch.Tensor) -> torch.Tensor:
+        """(T,) to a scalar."""
+        return (losses_T * self.weights_T).sum()
+
+
+class UncertaintyWeights(nn.Module):
+    """Learned weights (Kendall et al., CVPR 2018): the sum over tasks of e^-s * loss + s / 2.
+
+    s is the logarithm of a task's variance, 0 at first. A task with a large loss learns a large s,
+    so that tasks pull about equally hard whatever the scale of their losses. The total may be
+    negative.
+    """
+
+    def __init__(self, num_tasks: int) -> None:
+        super().__init__()
+        self.log_variances_T = nn.Parameter(torch.zeros(num_tasks))
+
+    def weights(self) -> torch.Tensor:
+        """What each task's loss is multiplied with now, (T,)."""
+        return torch.exp(-self.log_variances_T.detach())
+
+    def forward(self, losses_T: torch.Tensor) -> torch.Tensor:
+        """(T,) to a scalar; a task of loss 0 (no labels in the batch) keeps its s."""
+        terms_T = torch.exp(-self.log_variances_T) * losses_T + self.log_variances_T / 2
+        return torch.where(losses_T > 0, terms_T, 0.0).sum()

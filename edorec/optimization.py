@@ -33,6 +33,11 @@ class TrainConfig(Section):
         0.001, gt=0, description="Adam's learning rate for the dense part."
     )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of the dense part.")
+    task_weights: Literal["fixed", "uncertainty"] = Field(
+        "fixed",
+        description="How the losses of tasks add up: by their loss_weight, or by weights that are "
+        "learned with the dense part (Kendall et al., CVPR 2018).",
+    )
     clip_norm: float | None = Field(
         None, gt=0, description="Clip the dense gradient's norm to this."
     )

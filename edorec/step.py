@@ -9,7 +9,7 @@ from edorec.config import RunConfig
 from edorec.data.batch import Batch
 from edorec.devices import dense_arithmetic
 from edorec.errors import NotFiniteError
-from edorec.losses import multi_task_loss
+from edorec.losses import FixedWeights, UncertaintyWeights, task_losses
 from edorec.optimization import learning_rate_factor
 from edorec.recommender import Recommender
 
@@ -25,17 +25,20 @@ class TrainingStep:
             one row).
         loss: loss of the last step, NaN before the first.
         losses_T: mean loss of each task in the last step.
+        task_weights: losses of the tasks to the loss of the step.
     """
 
     def __init__(self, recommender: Recommender, config: RunConfig, *, total_steps: int) -> None:
         self.recommender = recommender
         self._config = config
         self._total_steps = total_steps
-        self._task_weights_T = torch.tensor(
-            [task.loss_weight for task in config.tasks.values()], device=recommender.device
-        )
+        self.task_weights = _task_weights(config).to(recommender.device)
+        groups: list[dict[str, Any]] = [
+            {"params": list(recommender.model.parameters())},
+            {"params": list(self.task_weights.parameters()), "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(
-            recommender.model.parameters(),
+            groups,
             lr=config.train.learning_rate,
             weight_decay=config.train.weight_decay,
             fused=True,
@@ -62,12 +65,12 @@ class TrainingStep:
             pooled = self.recommender.embed(batch)
             dense_BN = batch.dense_BN.to(device)
             logits_BT = self.recommender.model(pooled, dense_BN)
-        loss, losses_T = multi_task_loss(
+        losses_T = task_losses(
             logits_BT,
             batch.labels_BT.to(device),
-            task_weights_T=self._task_weights_T,
             weights_B=None if batch.weights_B is None else batch.weights_B.to(device),
         )
+        loss = self.task_weights(losses_T)
         self.loss = loss.item()
         if not math.isfinite(self.loss):
             raise NotFiniteError(self._explain(pooled, dense_BN, losses_T))
@@ -83,10 +86,14 @@ class TrainingStep:
 
     def events(self) -> list[dict[str, Any]]:
         """What the report should mention."""
-        if not self.num_skipped_rows:
-            return []
-        why = "batch normalization needs two rows, the last batch of an epoch had one"
-        return [{"kind": "skipped_rows", "rows": self.num_skipped_rows, "why": why}]
+        events: list[dict[str, Any]] = []
+        if self.num_skipped_rows:
+            why = "batch normalization needs two rows, the last batch of an epoch had one"
+            events.append({"kind": "skipped_rows", "rows": self.num_skipped_rows, "why": why})
+        if isinstance(self.task_weights, UncertaintyWeights):
+            weights = zip(self._config.tasks, self.task_weights.weights().tolist(), strict=True)
+            events.append({"kind": "task_weights", **{name: round(w, 4) for name, w in weights}})
+        return events
 
     def _set_learning_rates(self) -> None:
         settings = self._config.train
@@ -129,3 +136,9 @@ class TrainingStep:
             f"not finite: {where}. Lower embedding.learning_rate or train.learning_rate, "
             "or set train.clip_norm"
         )
+
+
+def _task_weights(config: RunConfig) -> FixedWeights | UncertaintyWeights:
+    if config.train.task_weights == "uncertainty":
+        return UncertaintyWeights(len(config.tasks))
+    return FixedWeights([task.loss_weight for task in config.tasks.values()])

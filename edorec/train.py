@@ -21,6 +21,7 @@ from edorec import __version__
 from edorec.checkpoint import load_model
 from edorec.config import RunConfig, dump_config
 from edorec.data.batch import Batch
+from edorec.data.funnel import check_funnel
 from edorec.data.prepare import Prepared, copy_vocabularies, prepare
 from edorec.data.reader import Reader
 from edorec.data.source import read_best_auc
@@ -111,15 +112,23 @@ def set_up(config: RunConfig) -> tuple[torch.device, int]:
 
 
 def prepare_splits(config: RunConfig, *, console: Console, verbosity: int) -> Prepared:
-    """Prepares the splits that ``config`` names; shows progress."""
+    """Prepares the splits that ``config`` names; shows progress.
+
+    Raises:
+        ConfigError: if columns do not fit the configuration.
+        InputError: if rows are bad, or labels are no funnel where the model wants one.
+    """
     with StageProgress(unit="rows", verbosity=verbosity, console=console) as on_progress:
-        return prepare(
+        prepared = prepare(
             data=config.data,
             features=config.features,
             vocabularies=config.vocabularies,
             tasks=config.tasks,
             on_progress=on_progress,
         )
+    if config.model.head.name == "esmm":
+        check_funnel(prepared)
+    return prepared
 
 
 def fit(

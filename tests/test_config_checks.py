@@ -152,3 +152,21 @@ def test_faults_inside_bands_are_told_as_elsewhere(tmp_path):
     ]:
         found = problems(path, "embedding.optimizer=sgd", override)
         assert found == [f"--set {override}: {sentence}"]
+
+
+def test_learned_task_weights_leave_none_to_give(tmp_path):
+    path = write(tmp_path, GOOD)
+    assert problems(path, "train.task_weights=uncertainty", "tasks.buy.loss_weight=2") == [
+        "--set tasks.buy.loss_weight=2: tasks.buy.loss_weight: train.task_weights is uncertainty, "
+        "which learns the weights; leave it out"
+    ]
+    load_config(path, ["train.task_weights=uncertainty"])
+
+
+def test_a_chain_needs_two_tasks(tmp_path):
+    path = write(tmp_path, GOOD)
+    assert problems(path, "model.head.name=esmm", "tasks={click: {label: label_click}}") == [
+        "--set model.head.name=esmm: model.head.name: esmm multiplies the probabilities of a chain "
+        "of tasks, such as click and buy, and there is one task"
+    ]
+    load_config(path, ["model.head.name=esmm"])

@@ -8,10 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from edorec.config import RunConfig
 from edorec.errors import ConfigError, InputError
 from edorec.evaluate import evaluate
+from edorec.models.model import HEADS
 from edorec.train import run
-from tests.toy import toy_config, toy_rows, write_toy
+from tests.toy import toy_config, toy_rows, toy_settings, write_toy
 
 REPORT_KEYS = {
     "run",
@@ -184,8 +186,10 @@ def test_null_labels_of_one_task_leave_the_other_alone(tmp_path: Path) -> None:
     assert report["tasks"]["buy"]["rows"] == 50
 
 
-@pytest.mark.parametrize("backbone", ["deepfm", "dlrm", "dcnv2"])
-@pytest.mark.parametrize("head", ["shared_bottom", "mmoe"])
+@pytest.mark.parametrize(
+    ("backbone", "head"),
+    [("deepfm", head) for head in HEADS] + [(backbone, "mmoe") for backbone in ("dlrm", "dcnv2")],
+)
 def test_every_model_trains(log: Path, tmp_path: Path, backbone: str, head: str) -> None:
     report = train(
         log,
@@ -194,6 +198,21 @@ def test_every_model_trains(log: Path, tmp_path: Path, backbone: str, head: str)
         train={"epochs": 8},
     )
     assert report["tasks"]["click"]["auc"] > 0.65
+
+
+def test_esmm_refuses_labels_that_are_no_funnel(log: Path, tmp_path: Path) -> None:
+    settings = toy_settings(log, model={"head": {"name": "esmm"}})
+    settings["tasks"] = dict(reversed(settings["tasks"].items()))
+    with pytest.raises(InputError, match=r"[\d,]+ rows of train have click without buy; list"):
+        run(RunConfig.model_validate(settings), run_dir=tmp_path / "run", verbosity=-1)
+
+
+def test_learned_task_weights_are_reported(log: Path, tmp_path: Path) -> None:
+    report = train(log, tmp_path / "run", train={"task_weights": "uncertainty"})
+    (event,) = [event for event in report["events"] if event["kind"] == "task_weights"]
+    # Of the two losses that of buy is smaller, so its weight has fallen less.
+    assert 1 > event["buy"] > event["click"]
+    assert report["tasks"]["click"]["auc"] > 0.7
 
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])

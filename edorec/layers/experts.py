@@ -20,7 +20,7 @@ class SharedBottom(nn.Module):
     ) -> None:
         super().__init__()
         self.towers = nn.ModuleList(
-            _tower(in_features, tower_hidden, dropout=dropout, batch_norm=batch_norm)
+            tower(in_features, tower_hidden, dropout=dropout, batch_norm=batch_norm)
             for _ in range(num_tasks)
         )
 
@@ -51,22 +51,136 @@ class MMoE(nn.Module):
         self.gates = nn.ModuleList(nn.Linear(in_features, num_experts) for _ in range(num_tasks))
         width = expert_hidden[-1] if expert_hidden else in_features
         self.towers = nn.ModuleList(
-            _tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm)
+            tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm)
             for _ in range(num_tasks)
         )
 
     def forward(self, inputs_BH: torch.Tensor) -> torch.Tensor:
         """(B, H) to logits (B, T)."""
         experts_BEH = torch.stack([expert(inputs_BH) for expert in self.experts], dim=1)
-        logits = []
-        for gate, tower in zip(self.gates, self.towers, strict=True):
-            gates_B1E = torch.softmax(gate(inputs_BH), dim=1).unsqueeze(1)
-            logits.append(tower(torch.bmm(gates_B1E, experts_BEH).squeeze(1)))
-        return torch.cat(logits, dim=1)
+        return torch.cat(
+            [
+                tower(_mix(gate, inputs_BH, experts_BEH))
+                for gate, tower in zip(self.gates, self.towers, strict=True)
+            ],
+            dim=1,
+        )
 
 
-def _tower(
+class PLE(nn.Module):
+    """Levels of experts that all tasks share and experts of one task (Tang et al., RecSys 2020).
+
+    At each level a task's gate mixes its own experts and the shared ones; that is what its experts,
+    its gate, and after the last level its tower see next. The shared experts of the next level see
+    a mix of all experts.
+
+    Args:
+        in_features: width of the input.
+        num_tasks: T.
+        num_levels: levels of experts; with 1 this is CGC.
+        num_shared_experts: shared experts a level.
+        num_task_experts: experts of each task a level.
+        expert_hidden: widths of each expert.
+        tower_hidden: widths of each task's tower.
+        dropout: in every MLP.
+        batch_norm: in every MLP.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_tasks: int,
+        *,
+        num_levels: int,
+        num_shared_experts: int,
+        num_task_experts: int,
+        expert_hidden: list[int],
+        tower_hidden: list[int],
+        dropout: float,
+        batch_norm: bool,
+    ) -> None:
+        super().__init__()
+        width = expert_hidden[-1] if expert_hidden else in_features
+        self.levels = nn.ModuleList(
+            _PLELevel(
+                width if level else in_features,
+                num_tasks,
+                num_shared_experts=num_shared_experts,
+                num_task_experts=num_task_experts,
+                expert_hidden=expert_hidden,
+                mixes_shared=level < num_levels - 1,
+                dropout=dropout,
+                batch_norm=batch_norm,
+            )
+            for level in range(num_levels)
+        )
+        self.towers = nn.ModuleList(
+            tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm)
+            for _ in range(num_tasks)
+        )
+
+    def forward(self, inputs_BH: torch.Tensor) -> torch.Tensor:
+        """(B, H) to logits (B, T)."""
+        streams = [inputs_BH] * (len(self.towers) + 1)
+        for level in self.levels:
+            streams = level(streams)
+        return torch.cat(
+            [tower(stream) for tower, stream in zip(self.towers, streams, strict=False)], dim=1
+        )
+
+
+class _PLELevel(nn.Module):
+    """One level; its streams are one of each task, then the shared one."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_tasks: int,
+        *,
+        num_shared_experts: int,
+        num_task_experts: int,
+        expert_hidden: list[int],
+        mixes_shared: bool,
+        dropout: float,
+        batch_norm: bool,
+    ) -> None:
+        super().__init__()
+        counts = [num_task_experts] * num_tasks + [num_shared_experts]
+        self.experts = nn.ModuleList(
+            nn.ModuleList(
+                MLP(in_features, expert_hidden, dropout=dropout, batch_norm=batch_norm)
+                for _ in range(count)
+            )
+            for count in counts
+        )
+        seen = [num_task_experts + num_shared_experts] * num_tasks
+        if mixes_shared:
+            seen.append(sum(counts))
+        self.gates = nn.ModuleList(nn.Linear(in_features, count) for count in seen)
+
+    def forward(self, streams: list[torch.Tensor]) -> list[torch.Tensor]:
+        """T + 1 tensors (B, H) to as many, or to T at the last level."""
+        *tasks, shared = [
+            [expert(stream_BH) for expert in experts.children()]
+            for experts, stream_BH in zip(self.experts, streams, strict=True)
+        ]
+        seen = [[*own, *shared] for own in tasks]
+        seen.append([output for own in [*tasks, shared] for output in own])
+        return [
+            _mix(gate, stream_BH, torch.stack(outputs, dim=1))
+            for gate, stream_BH, outputs in zip(self.gates, streams, seen, strict=False)
+        ]
+
+
+def tower(
     in_features: int, hidden: list[int], *, dropout: float, batch_norm: bool
 ) -> nn.Sequential:
+    """An MLP that ends in one logit."""
     mlp = MLP(in_features, hidden, dropout=dropout, batch_norm=batch_norm)
     return nn.Sequential(mlp, nn.Linear(mlp.out_features, 1))
+
+
+def _mix(gate: nn.Module, inputs_BI: torch.Tensor, experts_BEH: torch.Tensor) -> torch.Tensor:
+    """The experts' outputs weighted by a softmax gate, (B, H)."""
+    gates_B1E = torch.softmax(gate(inputs_BI), dim=1).unsqueeze(1)
+    return torch.bmm(gates_B1E, experts_BEH).squeeze(1)

@@ -7,12 +7,13 @@ Adding a backbone or head is a class under ``edorec/layers``, its name in
 import torch
 from torch import nn
 
-from edorec.layers.experts import MMoE, SharedBottom
+from edorec.layers.experts import PLE, MMoE, SharedBottom
+from edorec.layers.funnel import ESMM
 from edorec.layers.interaction import DLRM, DCNv2, DeepFM
 from edorec.models.config import ModelConfig
 
 BACKBONES = {"deepfm": DeepFM, "dlrm": DLRM, "dcnv2": DCNv2}
-HEADS = {"shared_bottom": SharedBottom, "mmoe": MMoE}
+HEADS = {"shared_bottom": SharedBottom, "mmoe": MMoE, "ple": PLE, "esmm": ESMM}
 
 
 class MultiTaskModel(nn.Module):

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edorec.layers.experts import MMoE, SharedBottom
+from edorec.layers.experts import PLE, MMoE, SharedBottom
+from edorec.layers.funnel import ESMM, logit_of_product
 from edorec.layers.interaction import DLRM, DCNv2, DeepFM
 from edorec.layers.mlp import MLP
 
@@ -84,3 +87,59 @@ def test_mmoe_mixes_experts_by_each_tasks_gate() -> None:
     gates = torch.softmax(head.gates[1](inputs), dim=1)
     mixed = sum(gates[:, [e]] * head.experts[e](inputs) for e in range(3))
     torch.testing.assert_close(head(inputs)[:, 1:2], head.towers[1](mixed))
+
+
+PLE_SIZES = {"num_shared_experts": 2, "num_task_experts": 1, "expert_hidden": [5]}
+
+
+def test_ple_of_one_level_mixes_own_and_shared_experts() -> None:
+    head = PLE(6, 2, num_levels=1, **PLE_SIZES, tower_hidden=[], **COMMON)
+    inputs = torch.randn(4, 6)
+    (level,) = head.levels
+    gates = torch.softmax(level.gates[1](inputs), dim=1)
+    experts = [*level.experts[1], *level.experts[2]]
+    mixed = sum(gates[:, [e]] * expert(inputs) for e, expert in enumerate(experts))
+    torch.testing.assert_close(head(inputs)[:, 1:2], head.towers[1](mixed))
+
+
+def test_ple_tasks_meet_in_shared_experts_alone() -> None:
+    """At the last level nothing of another task moves; its first level does, through the shared."""
+    head = PLE(6, 2, num_levels=2, **PLE_SIZES, tower_hidden=[], **COMMON)
+    head(torch.randn(4, 6))[:, 0].sum().backward()
+    first, last = head.levels
+    assert [moves(experts) for experts in first.experts] == [True, True, True]
+    assert [moves(experts) for experts in last.experts] == [True, False, True]
+    assert [moves(gate) for gate in last.gates] == [True, False]
+    assert [moves(tower) for tower in head.towers] == [True, False]
+
+
+def moves(module: torch.nn.Module) -> bool:
+    return any(p.grad is not None and p.grad.any() for p in module.parameters())
+
+
+def test_esmm_multiplies_probabilities_along_the_chain() -> None:
+    head = ESMM(6, 3, tower_hidden=[4], **COMMON).double()
+    inputs = torch.randn(5, 6, dtype=torch.float64)
+    steps = torch.cat([torch.sigmoid(tower(inputs)) for tower in head.towers], dim=1)
+    expected = torch.cumprod(steps, dim=1)
+    torch.testing.assert_close(torch.sigmoid(head(inputs)).double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_esmm_of_one_task_says_so() -> None:
+    with pytest.raises(ValueError, match="a chain of at least 2 tasks, got 1"):
+        ESMM(6, 1, tower_hidden=[], **COMMON)
+
+
+@given(st.floats(-200, 200), st.floats(-200, 200))
+def test_the_logit_of_a_product_is_finite_and_right(a: float, b: float) -> None:
+    logits = torch.tensor([a, b], requires_grad=True)
+    logit = logit_of_product(logits[0], logits[1])
+    exact = -torch.logsumexp(torch.tensor([-a, -b, -a - b], dtype=torch.float64), 0)
+    torch.testing.assert_close(logit.double(), exact, rtol=1e-5, atol=1e-5)
+    if abs(a) < 15 and abs(b) < 15:
+        product = torch.sigmoid(torch.tensor([a, b], dtype=torch.float64)).prod()
+        torch.testing.assert_close(torch.sigmoid(exact), product, rtol=1e-6, atol=0)
+    logit.backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad >= 0).all()

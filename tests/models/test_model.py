@@ -7,8 +7,10 @@ from edorec.models.config import (
     DCNv2Config,
     DeepFMConfig,
     DLRMConfig,
+    ESMMConfig,
     MMoEConfig,
     ModelConfig,
+    PLEConfig,
     SharedBottomConfig,
 )
 from edorec.models.model import BACKBONES, HEADS, build_model
@@ -17,7 +19,11 @@ BACKBONE_CONFIGS = [DeepFMConfig(hidden=[8]), DLRMConfig(hidden=[8]), DCNv2Confi
 HEAD_CONFIGS = [
     SharedBottomConfig(tower_hidden=[4]),
     MMoEConfig(num_experts=2, expert_hidden=[6], tower_hidden=[4]),
+    PLEConfig(expert_hidden=[6], tower_hidden=[4]),
+    ESMMConfig(tower_hidden=[4]),
 ]
+Backbone = DeepFMConfig | DLRMConfig | DCNv2Config
+Head = SharedBottomConfig | MMoEConfig | PLEConfig | ESMMConfig
 
 
 def test_the_matrix_below_is_complete() -> None:
@@ -27,9 +33,7 @@ def test_the_matrix_below_is_complete() -> None:
 
 @pytest.mark.parametrize("head", HEAD_CONFIGS, ids=lambda config: config.name)
 @pytest.mark.parametrize("backbone", BACKBONE_CONFIGS, ids=lambda config: config.name)
-def test_every_weight_and_input_gets_a_gradient(
-    backbone: DeepFMConfig | DLRMConfig | DCNv2Config, head: SharedBottomConfig | MMoEConfig
-) -> None:
+def test_every_weight_and_input_gets_a_gradient(backbone: Backbone, head: Head) -> None:
     torch.manual_seed(0)
     config = ModelConfig(backbone=backbone, head=head, batch_norm=True, dropout=0.1)
     model = build_model(config, dims=[4, 4, 4], num_dense=2, num_tasks=3)
@@ -47,7 +51,7 @@ def test_every_weight_and_input_gets_a_gradient(
 
 @pytest.mark.parametrize("backbone", BACKBONE_CONFIGS, ids=lambda config: config.name)
 def test_a_rows_logits_do_not_depend_on_the_other_rows(
-    backbone: DeepFMConfig | DLRMConfig | DCNv2Config,
+    backbone: Backbone,
 ) -> None:
     torch.manual_seed(0)
     config = ModelConfig(backbone=backbone, batch_norm=True)
