@@ -113,9 +113,9 @@ def score(
     with reported():
         check_versions()
         load_fbgemm()
-        from edorec.serving.evaluation import open_files
-        from edorec.serving.evaluation import score as score_files
+        from edorec.serving.files import open_files
         from edorec.serving.model import ServingModel
+        from edorec.serving.scoring import score as score_files
 
         rows = score_files(
             ServingModel(model),
@@ -132,7 +132,8 @@ def evaluate_file(
     files: str, *, label: str, score: str | None, group: str | None, weight: str | None
 ) -> None:
     """Prints the metrics of scores in files."""
-    from edorec.serving.evaluation import evaluate_scores, open_files
+    from edorec.serving.evaluation import evaluate_scores
+    from edorec.serving.files import open_files
     from edorec.summaries import print_evaluation
 
     opened = open_files(files, key="RESULT")

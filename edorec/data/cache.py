@@ -65,25 +65,32 @@ def _is_running(process: int) -> bool:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, *, may_exist: bool = False) -> Iterator[Path]:
     """A temporary folder that becomes ``folder`` if all goes well.
 
     Its name, .new-PROCESS-MACHINE-RANDOM, tells ``remove_leftovers`` who writes it.
 
+    Args:
+        folder: to write.
+        may_exist: another process may have written the same meanwhile, and is believed.
+
     Raises:
         InputError: if it cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".new-{os.getpid()}-{platform.node()}-"
-    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error}") from error
     try:
         yield temporary
         try:
             temporary.rename(folder)
         except OSError:
-            if not folder.exists():  # else another process prepared the same meanwhile
+            if not (may_exist and folder.exists()):
                 raise
     except OSError as error:
-        raise InputError(f"cannot write prepared data to {folder.parent}: {error}") from error
+        raise InputError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -110,7 +110,7 @@ def prepare(
     reused = all(part.exists() for part in parts)
     if not reused:
         shutil.rmtree(folder, ignore_errors=True)  # where a part is there, someone removed another
-        with new_folder(folder) as temporary:
+        with new_folder(folder, may_exist=True) as temporary:
             _prepare(temporary, settings | {"key": key}, files, data, on_progress)
     prepared = load_prepared(folder / VOCABULARIES)
     return replace(prepared, seconds=time.perf_counter() - started, reused=reused)
@@ -141,7 +141,7 @@ def prepare_extra(
     folder = cache_folder(data) / key
     reused = (folder / "split.json").exists()
     if not reused:
-        with new_folder(folder) as temporary:
+        with new_folder(folder, may_exist=True) as temporary:
             columns = build_columns(uses, prepared.features_config(), prepared.list_features)
             staged = stage_split(split, opened, columns, folder=temporary, keep_texts=False)
             tables = {

@@ -1,116 +1,22 @@
-"""Scores of Parquet files: streamed to a file, or compared with labels."""
+"""AUC of a serving model, and all metrics of scores in files."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from edorec.data.columns import ColumnUse, check_files
 from edorec.data.hashing import IdHasher
-from edorec.data.source import SourceFile, find_files, open_file
+from edorec.data.source import SourceFile
 from edorec.data.stage_columns import Place, TargetColumn
-from edorec.errors import ConfigError, InputError
+from edorec.errors import ConfigError
 from edorec.metrics import TaskMetrics
 from edorec.progress import Progress
+from edorec.serving.files import chunks
 from edorec.serving.model import ServingModel
-
-CHUNK_ROWS = 65_536
-
-
-def open_files(files: str | Sequence[str], *, folder: str = ".", key: str) -> list[SourceFile]:
-    """Opens Parquet files: a file, a folder, a glob, or a list of them.
-
-    Raises:
-        InputError: if there are none, or one is not sound.
-    """
-    names = files if isinstance(files, str) else list(files)
-    return [open_file(path) for path in find_files(names, folder=folder, key=key)]
-
-
-def chunks(files: Sequence[SourceFile], columns: Sequence[str]) -> Iterator[tuple[Place, pa.Table]]:
-    """Rows of files in their order, some columns; a file without one of them has no such column."""
-    for file in files:
-        first_row = 0
-        names = [name for name in dict.fromkeys(columns) if name in file.names]
-        positions = [file.names.index(name) for name in names]
-        for row_group, num_rows in enumerate(file.row_groups):
-            if not num_rows:
-                continue
-            for arrays in file.read(row_group, positions, batch_rows=CHUNK_ROWS):
-                yield Place(file.path, row_group, first_row), pa.table(arrays, names=names)
-                first_row += len(arrays[0])
-
-
-def score(
-    model: ServingModel,
-    files: Sequence[SourceFile],
-    out: Path,
-    *,
-    keep: Sequence[str],
-    verbosity: int,
-) -> int:
-    """Writes ``score_<task>`` of every row, in order, beside the columns to keep.
-
-    Args:
-        model: scores them.
-        files: to score.
-        out: Parquet file to write, under a temporary name until it is complete.
-        keep: columns that are copied as they are, such as keys.
-        verbosity: below 0 shows no progress.
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        ConfigError: if a column is missing or of a type that does not fit.
-    """
-    model.reader.check(list(files))
-    _check_kept(files, keep)
-    total = sum(file.num_rows for file in files)
-    temporary = out.with_name(f"{out.name}.tmp")
-    wanted = [*model.reader.columns, *keep]
-    writer: pq.ParquetWriter | None = None
-    with ExitStack() as stack:
-        stack.callback(temporary.unlink, missing_ok=True)
-        progress = stack.enter_context(
-            Progress(total=total, unit="rows", description="score", verbosity=verbosity)
-        )
-        for place, rows in chunks(files, wanted):
-            scored = _scored(model, rows, place, keep)
-            if writer is None:
-                writer = stack.enter_context(pq.ParquetWriter(temporary, scored.schema))
-            writer.write_table(scored.cast(writer.schema))
-            progress.advance(len(rows))
-        if writer is None:
-            raise InputError(f"{files[0].path}: there are no rows to score")
-        writer.close()
-        temporary.replace(out)
-    return total
-
-
-def _scored(model: ServingModel, rows: pa.Table, place: Place, keep: Sequence[str]) -> pa.Table:
-    scores_RT = torch.sigmoid(torch.cat(list(model.logits(rows, place)))).numpy()
-    columns = {name: rows.column(name) for name in keep}
-    columns |= {
-        f"score_{task}": pa.array(np.ascontiguousarray(scores_RT[:, k]))
-        for k, task in enumerate(model.signature.tasks)
-    }
-    return pa.table(columns)
-
-
-def _check_kept(files: Sequence[SourceFile], keep: Sequence[str]) -> None:
-    for name in keep:
-        for file in files:
-            if name not in file.names:
-                raise InputError(
-                    f"--keep {name}: {file.path} has no such column; it has "
-                    f"{', '.join(file.names[:10])}"
-                )
 
 
 def evaluate_model(

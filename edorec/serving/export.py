@@ -17,7 +17,7 @@ from rich.console import Console
 from edorec import __version__
 from edorec.checkpoint import load_model
 from edorec.config import RunConfig, load_config
-from edorec.data.cache import new_folder
+from edorec.data.cache import new_folder, remove_leftovers
 from edorec.data.prepared import Prepared, load_prepared
 from edorec.data.source import SourceFile
 from edorec.data.vocabulary import read_hashes, safe_file_name
@@ -29,7 +29,8 @@ from edorec.evaluate import evaluate
 from edorec.recommender import Recommender, build_recommender
 from edorec.serving.card import model_card
 from edorec.serving.dense import DenseProgram, save_program
-from edorec.serving.evaluation import evaluate_model, open_files
+from edorec.serving.evaluation import evaluate_model
+from edorec.serving.files import open_files
 from edorec.serving.folder import CARD, DENSE, FORMAT, INDEX, MANIFEST, TABLES, file_entries
 from edorec.serving.formats import (
     AS_TRAINED,
@@ -125,6 +126,7 @@ def export(
     split = next(s for s in ("test", "valid", "train") if getattr(run.config.data, s) is not None)
     before = evaluate(run_dir, files=data, split=split, verbosity=verbosity)
     files = _split_files(run, split) if data is None else open_files(data, key="--data")
+    remove_leftovers(out.parent)
     with new_folder(out) as folder:
         (folder / TABLES).mkdir()
         (folder / INDEX).mkdir()
@@ -174,7 +176,7 @@ def _aucs(
     """AUC of each task of the model in ``folder``."""
     tasks = run.config.tasks
     return evaluate_model(
-        ServingModel(folder),
+        ServingModel(folder, unfinished=True),
         files,
         labels={name: task.label for name, task in tasks.items()},
         sampling_rates={name: task.sampling_rate for name, task in tasks.items()},

@@ -30,12 +30,13 @@ def file_entries(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def read_manifest(folder: Path, *, verify: bool) -> dict[str, Any]:
+def read_manifest(folder: Path, *, verify: bool, unfinished: bool = False) -> dict[str, Any]:
     """The manifest of a sound folder.
 
     Args:
         folder: of the model.
         verify: read all files against their checksums; else tables, which are large, by size only.
+        unfinished: its export has not been checked yet.
 
     Raises:
         InputError: if it is no such folder, a file is missing, damaged or unknown, or holds
@@ -52,6 +53,8 @@ def read_manifest(folder: Path, *, verify: bool) -> dict[str, Any]:
         raise InputError(
             f"{path} has format {manifest.get('format')}, this version of edorec reads {FORMAT}"
         )
+    if "evaluation" not in manifest and not unfinished:
+        raise InputError(f"{folder}: its export was not finished; export again")
     for name, entry in manifest["files"].items():
         _check_file(folder, name, entry, verify=verify or not name.startswith(f"{TABLES}/"))
     found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}

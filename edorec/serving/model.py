@@ -64,6 +64,7 @@ class ServingModel:
     Args:
         folder: written by ``edorec export``.
         verify: also check the tables, which are large, against their checksums.
+        unfinished: the folder may be of an export that is still being checked.
 
     Attributes:
         folder: the same.
@@ -75,9 +76,11 @@ class ServingModel:
         InputError: if the folder is not sound.
     """
 
-    def __init__(self, folder: str | Path, *, verify: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, *, verify: bool = False, unfinished: bool = False
+    ) -> None:
         self.folder = Path(folder)
-        self.manifest = read_manifest(self.folder, verify=verify)
+        self.manifest = read_manifest(self.folder, verify=verify, unfinished=unfinished)
         self.name: str = self.manifest["name"]
         self.signature = Signature(
             tuple(

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from edorec.serving.export import export
+from edorec.serving.formats import Formats
 from edorec.train import run
 from tests.toy import toy_config, write_toy
 
@@ -41,4 +43,12 @@ def trained_int8(log, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
     config = toy_config(log, memory={"format": "int8"}, embedding={"dim": 16})
     run(config, run_dir=folder, verbosity=-1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(trained, tmp_path_factory) -> Path:
+    """The run of bands, exported as trained."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    export(trained, folder, formats=Formats(), verbosity=-1)
     return folder

@@ -2,140 +2,23 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 import edorec
-from edorec.data.prepare import load_prepared, prepare_extra
-from edorec.data.reader import Reader
-from edorec.errors import ConfigError, InputError
+from edorec.errors import InputError
 from edorec.serving.card import sizes
-from edorec.serving.export import export, load_run
+from edorec.serving.export import export
 from edorec.serving.formats import Formats, parse_formats
-from tests.toy import toy_rows
-
-
-@pytest.fixture(scope="module")
-def model(trained, tmp_path_factory) -> Path:
-    """The run of bands, as trained."""
-    folder = tmp_path_factory.mktemp("model") / "model"
-    export(trained, folder, formats=Formats(), verbosity=-1)
-    return folder
-
-
-def odd_rows() -> pa.Table:
-    """Rows with unseen ids, nulls and empty lists among usual ones."""
-    usual = toy_rows(1500, seed=9)
-    odd = pa.table(
-        {
-            "user": pa.array([None, 123456, -5, 2**62], pa.int64()),
-            "item": pa.array(["never", None, "i3", "777"]),
-            "viewed": pa.array([[], None, [5, None, 10**9], [7] * 50], pa.list_(pa.int64())),
-            "price": pa.array([None, np.nan, np.inf, 1e30]),
-            "click": pa.array([0, 1, 0, 1], pa.int8()),
-            "buy": pa.array([0, 0, 0, 1], pa.int8()),
-        }
-    )
-    return pa.concat_tables([odd, usual])
-
-
-def trainer_batches(run_dir: Path, rows: pa.Table, folder: Path):
-    """The run's own recommender, and its batches of these rows."""
-    path = folder / "rows.parquet"
-    pq.write_table(rows, path)
-    run = load_run(run_dir)
-    prepared = prepare_extra(
-        load_prepared(run_dir / "vocabularies"), str(path), data=run.config.data, split="extra"
-    )
-    reader = Reader(
-        prepared,
-        "extra",
-        batch_size=len(rows),
-        row_maps=run.recommender.row_maps,
-        shuffle=False,
-        shuffle_rows=1000,
-        seed=0,
-        training=False,
-    )
-    run.recommender.model.eval()
-    return run.recommender, list(reader.batches(0))
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 1000])
-def test_scores_and_embedding_vectors_equal_the_trainers(trained, model, tmp_path, batch_size):
-    rows = odd_rows().slice(0, 60 if batch_size == 1 else 1004)
-    recommender, (batch,) = trainer_batches(trained, rows, tmp_path)
-    with torch.no_grad():
-        wanted = torch.sigmoid(recommender.logits(batch)).numpy()
-        vectors = torch.cat(recommender.embed(batch), dim=1)
-    served = edorec.load(model)
-    parts = [rows.slice(start, batch_size) for start in range(0, len(rows), batch_size)]
-    found = pa.concat_tables([served.predict(part) for part in parts])
-    for k, task in enumerate(served.signature.tasks):
-        np.testing.assert_allclose(found[f"score_{task}"].to_numpy(), wanted[:, k], atol=1e-6)
-    embedded = torch.cat([served.embed(served.reader.read(part)) for part in parts])
-    assert torch.equal(embedded, vectors)
-
-
-def test_a_fresh_process_scores_files_in_order_and_keeps_keys(trained, model, tmp_path):
-    rows = odd_rows()
-    recommender, (batch,) = trainer_batches(trained, rows, tmp_path)
-    out = tmp_path / "scores.parquet"
-    command = [sys.executable, "-m", "edorec.cli", "score", "--model", str(model)]
-    command += ["--input", str(tmp_path / "rows.parquet"), "--output", str(out)]
-    done = subprocess.run([*command, "--keep", "user", "--keep", "click"], capture_output=True)
-    assert done.returncode == 0, done.stderr
-    scored = pq.read_table(out)
-    assert scored.column_names == ["user", "click", "score_click", "score_buy"]
-    assert scored["user"].to_pylist() == rows["user"].to_pylist()
-    with torch.no_grad():
-        wanted = torch.sigmoid(recommender.logits(batch)).numpy()
-    np.testing.assert_allclose(scored["score_buy"].to_numpy(), wanted[:, 1], atol=1e-6)
-    assert [path.name for path in tmp_path.glob("*.tmp")] == []
-
-
-def test_data_frames_keep_their_index_and_ignore_other_columns(model):
-    served = edorec.load(model)
-    frame = odd_rows().slice(4, 20).to_pandas()
-    frame.index = pd.Index(range(100, 120), name="row")
-    frame["other"] = "ignored"
-    scores = served.predict(frame)
-    assert list(scores.columns) == ["score_click", "score_buy"]
-    assert scores.index.equals(frame.index)
-    table = served.predict(pa.Table.from_pandas(frame))
-    np.testing.assert_array_equal(scores["score_click"], table["score_click"].to_numpy())
-    assert len(served.predict(frame.iloc[:0])) == 0
-
-
-def test_a_missing_column_is_named(model):
-    with pytest.raises(ConfigError, match="there is no column price"):
-        edorec.load(model).predict(odd_rows().drop_columns(["price"]))
-
-
-def test_a_column_of_another_type_is_named(model):
-    rows = odd_rows().drop_columns(["user"]).append_column("user", pa.array([1.5] * 1504))
-    with pytest.raises(ConfigError, match="column user of the rows to score is double"):
-        edorec.load(model).predict(rows)
-
-
-def test_the_signature_names_columns_types_and_tasks(model):
-    signature = edorec.load(model).signature
-    found = {i.column: (i.kind, i.type) for i in signature.inputs}
-    assert found == {
-        "user": ("id", "int64"),
-        "item": ("id", "string"),
-        "viewed": ("ids", "int64"),
-        "price": ("number", "float64"),
-    }
-    assert signature.tasks == ("click", "buy")
+from tests.serving.rows import odd_rows
 
 
 @pytest.mark.parametrize(("name", "gap", "of_fp32"), [("int8", 0.01, 1 / 3), ("int4", 0.05, 1 / 5)])
@@ -236,6 +119,35 @@ def test_a_bound_that_does_not_hold_leaves_nothing(trained_int8, tmp_path):
     assert list(out.parent.iterdir()) == []
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edorec.serving import export
+
+def die(evaluation):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+export._check_loss = die
+export.export(Path(sys.argv[1]), Path(sys.argv[2]), formats=export.Formats(), verbosity=-1)
+"""
+
+
+def test_a_killed_export_leaves_no_model(trained, tmp_path):
+    out = tmp_path / "models" / "m"
+    command = [sys.executable, "-c", KILLED, str(trained), str(out)]
+    killed = subprocess.run(command, timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = out.parent.iterdir()
+    assert left.name.startswith(".new-")
+    assert "evaluation" not in json.loads((left / "model.json").read_text())
+    with pytest.raises(InputError, match="was not finished"):
+        edorec.load(left)
+    export(trained, out, formats=Formats(), verbosity=-1)
+    assert list(out.parent.iterdir()) == [out]
+    with pytest.raises(InputError, match="m exists; give another --out"):
+        export(trained, out, formats=Formats(), verbosity=-1)
+
+
 def test_the_folder_is_tables_index_and_program(model):
     manifest = json.loads((model / "model.json").read_text())
     total = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
@@ -296,29 +208,3 @@ def test_no_raw_id_is_in_the_folder(trained, model):
     names = [text.encode() for text in texts if text]
     content = b"".join(path.read_bytes() for path in (model / "index").iterdir())
     assert not any(name in content for name in names if len(name) > 3)
-
-
-def test_metrics_of_scores_in_a_file_equal_the_reports(trained, model, log, tmp_path):
-    out = tmp_path / "scores.parquet"
-    base = [sys.executable, "-m", "edorec.cli"]
-    test = str(log / "test.parquet")
-    command = ["score", "--model", str(model), "--input", test, "--output", str(out), "-q"]
-    keep = [part for name in ("user", "click", "buy") for part in ("--keep", name)]
-    subprocess.run([*base, *command, *keep], check=True)
-    command = ["evaluate", str(out), "--label", "click", "--score", "score_click"]
-    done = subprocess.run(
-        [*base, *command, "--group", "user"], check=True, capture_output=True, text=True
-    )
-    report = json.loads((trained / "report.json").read_text())["tasks"]["click"]
-    for metric in ("auc", "gauc", "logloss", "ne"):
-        assert f"{report[metric]:.4f}" in done.stdout
-    failed = subprocess.run([*base, "evaluate", str(out)], capture_output=True, text=True)
-    assert failed.returncode == 2
-    assert "name its label with --label" in failed.stderr
-    failed = subprocess.run(
-        [*base, "evaluate", str(out), "--label", "click", "--score", "user"],
-        capture_output=True,
-        text=True,
-    )
-    assert failed.returncode == 2
-    assert "must be a probability from 0 to 1" in failed.stderr
