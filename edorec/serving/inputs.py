@@ -3,7 +3,8 @@
 Every rule of ``edorec.data.stage`` holds: null ids, missing values, lists, bins, dense values.
 """
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,17 @@ class InputReader:
         self._edges = {name: np.array(edges, np.float64) for name, edges in bin_edges.items()}
         self._scale = dense_scale
         self._missing_columns = missing_columns
+
+    def subset(self, columns: Collection[str]) -> "InputReader":
+        """A reader of the features that are made from some of the columns."""
+        features = FeaturesConfig.model_construct(
+            sparse={n: f for n, f in self._features.sparse.items() if (f.column or n) in columns},
+            dense={n: f for n, f in self._features.dense.items() if (f.column or n) in columns},
+        )
+        reader = copy.copy(self)
+        reader.uses = column_uses(features, {}, weight=None, group=None)
+        reader.columns = list(dict.fromkeys(use.column for use in reader.uses))
+        return reader
 
     def check(self, files: list[SourceFile]) -> None:
         """Checks columns and types of files.

@@ -18,7 +18,8 @@ from edorec.serving.dense import load_program
 from edorec.serving.folder import DENSE, INDEX, read_manifest
 from edorec.serving.index import Index
 from edorec.serving.inputs import InputReader, Inputs
-from edorec.serving.tables import Ids, ServedTables, table_from
+from edorec.serving.lookups import Lookups
+from edorec.serving.tables import ServedTables, table_from
 
 BATCH_ROWS = 8192
 Rows = TypeVar("Rows", pd.DataFrame, pa.Table)
@@ -71,6 +72,8 @@ class ServingModel:
         name: of the run.
         manifest: content of model.json.
         signature: columns in and out.
+        reader: of columns.
+        lookups: of all sparse features.
 
     Raises:
         InputError: if the folder is not sound.
@@ -98,17 +101,19 @@ class ServingModel:
             missing_columns=reading["missing_columns"],
         )
         features = self.manifest["features"]
-        self._tables = [table_from(entry) for entry in self.manifest["tables"]]
-        self._indexes = {
-            table.name: _open_index(self.folder, entry["index"])
-            for table, entry in zip(self._tables, self.manifest["tables"], strict=True)
+        tables = [table_from(entry) for entry in self.manifest["tables"]]
+        indexes = {
+            table.name: (_open_index(self.folder, entry["index"]), table.num_buckets)
+            for table, entry in zip(tables, self.manifest["tables"], strict=True)
         }
-        buckets = {table.name: table.num_buckets for table in self._tables}
-        self._lookups = [(f["vocabulary"], buckets[f["vocabulary"]]) for f in features]
-        self._embedding = ServedTables(
-            self.folder,
-            self._tables,
-            {f["name"]: (f["vocabulary"], f["pooling"] == "mean") for f in features},
+        self.lookups = Lookups(
+            [f["name"] for f in features],
+            [indexes[f["vocabulary"]] for f in features],
+            ServedTables(
+                self.folder,
+                tables,
+                {f["name"]: (f["vocabulary"], f["pooling"] == "mean") for f in features},
+            ),
         )
         self._program = load_program(self.folder / DENSE)
 
@@ -149,18 +154,16 @@ class ServingModel:
         dense_BN = torch.from_numpy(inputs.dense_BN)
         if not len(dense_BN):
             return torch.empty(0, len(self.signature.tasks))
-        logits_BT: torch.Tensor = self._program(self.embed(inputs), dense_BN)
+        return self.logits_of_embedded(self.embed(inputs), dense_BN)
+
+    def logits_of_embedded(self, pooled_BE: torch.Tensor, dense_BN: torch.Tensor) -> torch.Tensor:
+        """Logits float32 (B, T) of at least one pooled row."""
+        logits_BT: torch.Tensor = self._program(pooled_BE, dense_BN)
         return logits_BT
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """Pooled rows of all features, float32 (B, E), features in the order of the manifest."""
-        ids = [
-            Ids(self._indexes[name].rows(hashes, num_buckets), offsets)
-            for (name, num_buckets), (hashes, offsets) in zip(
-                self._lookups, inputs.hashes, strict=True
-            )
-        ]
-        return self._embedding.embed(ids, len(inputs.dense_BN))
+        return self.lookups.embed(inputs)
 
     def _to_table(self, frame: pd.DataFrame) -> pa.Table:
         wanted = [i.column for i in self.signature.inputs if i.column in frame.columns]

@@ -4,6 +4,7 @@ A table's own rows lie in bands, each a plain file of rows in one format, and th
 in one more. Files are memory-mapped: start-up reads nothing, and processes share the pages.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +125,13 @@ class ServedTables:
         self._bands = np.array(bands, np.int64).reshape(-1, 7)
         self._tables = np.array(entries, np.int64).reshape(-1, 5)
         names = [table.name for table in tables]
-        order = [(names.index(table), is_mean) for table, is_mean in features.values()]
-        self.dims = [tables[index].dim for index, _ in order]
+        self._dims = [table.dim for table in tables]
+        self._arrange([(names.index(table), is_mean) for table, is_mean in features.values()])
+
+    def _arrange(self, order: Sequence[tuple[int, bool]]) -> None:
+        """Lays the pooled rows of features (table, is pooled by mean) side by side."""
+        self._order = order
+        self.dims = [self._dims[index] for index, _ in order]
         outs = np.cumsum([0, *self.dims]).tolist()
         self._layout = np.array(
             [
@@ -134,6 +140,12 @@ class ServedTables:
             ],
             np.int64,
         ).reshape(-1, 6)
+
+    def subset(self, features: Sequence[int]) -> "ServedTables":
+        """Look-ups of some of the features, given by number, in the same tables."""
+        tables = copy.copy(self)
+        tables._arrange([self._order[feature] for feature in features])
+        return tables
 
     def embed(self, ids: Sequence[Ids], batch_size: int) -> torch.Tensor:
         """Pooled rows of all features, float32 (B, sum of dims).
