@@ -10,13 +10,15 @@ from typing import Any
 
 from edorec.config_file import show_key
 from edorec.config_schema import Path
+from edorec.data.schema import SEQUENCE_POOLINGS
+from edorec.models.config import TransformerConfig
 
 Problem = tuple[Path, str]
 
 
 def cross_check(values: dict[str, Any]) -> list[Problem]:
     """(key path, sentence) of every fault between keys."""
-    checks = (_features, _vocabularies, _labels, _tasks, _memory, _training)
+    checks = (_features, _vocabularies, _sequences, _labels, _tasks, _memory, _training)
     return [problem for check in checks for problem in check(values)]
 
 
@@ -83,6 +85,51 @@ def _vocabularies(values: dict[str, Any]) -> Iterator[Problem]:
                 ("vocabularies", name),
                 "no feature uses this vocabulary" + near(name, sorted(used)),
             )
+
+
+def _sequences(values: dict[str, Any]) -> Iterator[Problem]:
+    sparse = _entries(values, "features", "sparse")
+    pooling = {name: _text(feature, "pooling") for name, feature in sparse.items()}
+    vocabulary = {name: _text(feature, "vocabulary") or name for name, feature in sparse.items()}
+    for name, feature in sparse.items():
+        path: Path = ("features", "sparse", name)
+        if pooling[name] not in SEQUENCE_POOLINGS:
+            if feature.get("candidate") is not None:
+                yield (*path, "candidate"), "it is for lists with pooling din or transformer"
+            continue
+        fit = [
+            other
+            for other in sparse
+            if vocabulary[other] == vocabulary[name] and pooling[other] not in SEQUENCE_POOLINGS
+        ]
+        given = _text(feature, "candidate")
+        if given is not None and given not in fit:
+            yield (
+                (*path, "candidate"),
+                f"{pooling[name]} attends from a feature of the list's own vocabulary, "
+                f"{vocabulary[name]}, that is no such list itself" + near(given, fit),
+            )
+        elif given is None and len(fit) != 1:
+            found = f"{', '.join(fit)} have it; name one as candidate" if fit else "there is none"
+            yield (
+                (*path, "pooling"),
+                f"{pooling[name]} attends from another feature of vocabulary {vocabulary[name]}, "
+                f"and {found}",
+            )
+        if pooling[name] == "transformer" and feature.get("max_length") is None:
+            yield (
+                (*path, "pooling"),
+                "transformer has a vector for each position; give max_length",
+            )
+    settings = _mapping(values, "model", "transformer")
+    default = TransformerConfig()
+    layers = settings.get("num_layers", default.num_layers)
+    shared = settings.get("share_layers", default.share_layers)
+    if all(isinstance(n, int) and n > 0 for n in (layers, shared)) and layers % shared:
+        yield (
+            ("model", "transformer", "share_layers"),
+            f"it must divide num_layers, which is {layers}",
+        )
 
 
 def _labels(values: dict[str, Any]) -> Iterator[Problem]:

@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from edorec.config import RunConfig
 from edorec.data.batch import Batch
-from edorec.data.schema import VocabularyConfig
+from edorec.data.schema import SparseFeature, VocabularyConfig, candidate_of, is_sequence
 from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import RowMap, build_row_map
 from edorec.embedding.build import EmbeddingTables, build_tables
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.errors import ConfigError
-from edorec.models.model import MultiTaskModel, build_model
+from edorec.layers.sequences import Padded
+from edorec.models.model import MultiTaskModel, SequenceFeature, build_model
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,9 @@ class Recommender:
         row_maps: by vocabulary, which ids have a row of their own.
         dims: embedding dim by vocabulary.
         tables: embedding tables; their optimizer is fused.
-        model: pooled embeddings and dense features to logits.
+        model: embeddings and dense features to logits.
         features: sparse features in the order that the model takes them.
+        sequences: those among them that are lists for the model to pool.
         device: where both are.
     """
 
@@ -33,16 +37,22 @@ class Recommender:
     tables: EmbeddingTables
     model: MultiTaskModel
     features: tuple[str, ...]
+    sequences: frozenset[str]
     device: torch.device
 
-    def embed(self, batch: Batch) -> list[torch.Tensor]:
-        """Pooled embeddings of a batch whose values are rows: one float32 (B, D) a feature."""
+    def embed(self, batch: Batch) -> list[torch.Tensor | Padded]:
+        """Embeddings of a batch whose values are rows: float32 (B, D), or lists, by feature."""
         if not self.features:
             return []
-        pooled = self.tables(batch.sparse.to(self.device))
-        # Features are in the order of the tables. One split has one concatenation as its gradient;
-        # a look-up of each key would have a zeroed copy of the whole for each.
-        return list(torch.split(pooled.values(), pooled.length_per_key(), dim=1))
+        sparse = batch.sparse.to(self.device)
+        if not self.sequences:
+            return [*_split(self.tables(sparse))]
+        assert isinstance(self.tables, EdoEmbeddingBagCollection)
+        pooled, lists = self.tables.look_up(sparse, unpooled=self.sequences)
+        vectors = iter(_split(pooled))
+        return [
+            _pad(lists[name]) if name in self.sequences else next(vectors) for name in self.features
+        ]
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Logits (B, T) on the recommender's device."""
@@ -79,6 +89,7 @@ def build_recommender(
             dims=[dims[feature.vocabulary or name] for name, feature in features.items()],
             num_dense=len(config.features.dense),
             num_tasks=len(config.tasks),
+            sequences=_sequence_features(features),
         )
     except ValueError as error:
         raise ConfigError([f"model: {error}"]) from error
@@ -92,4 +103,36 @@ def build_recommender(
         seed=config.train.seed,
         device=device,
     )
-    return Recommender(row_maps, dims, tables, model.to(device), tuple(features), device)
+    sequences = frozenset(name for name, feature in features.items() if is_sequence(feature))
+    return Recommender(row_maps, dims, tables, model.to(device), tuple(features), sequences, device)
+
+
+def _sequence_features(features: Mapping[str, SparseFeature]) -> list[SequenceFeature]:
+    """Which features the model pools itself, in the order of the model's inputs."""
+    names = list(features)
+    return [
+        SequenceFeature(
+            place=names.index(name),
+            candidate=names.index(candidate_of(name, features)),
+            pooling=feature.pooling,
+            max_length=feature.max_length,
+        )
+        for name, feature in features.items()
+        if is_sequence(feature)
+    ]
+
+
+def _split(pooled: KeyedTensor) -> tuple[torch.Tensor, ...]:
+    """The vectors of features in the order of the tables.
+
+    One split has one concatenation as its gradient; a look-up of each key would have a zeroed copy
+    of the whole for each.
+    """
+    return torch.split(pooled.values(), pooled.length_per_key(), dim=1)
+
+
+def _pad(lists: JaggedTensor) -> Padded:
+    """Lists padded to the longest of the batch."""
+    lengths_B = lists.lengths()
+    longest = int(lengths_B.max()) if len(lengths_B) else 0
+    return Padded(lists.to_padded_dense(max(longest, 1)), lengths_B)

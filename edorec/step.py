@@ -9,6 +9,7 @@ from edorec.config import RunConfig
 from edorec.data.batch import Batch
 from edorec.devices import dense_arithmetic
 from edorec.errors import NotFiniteError
+from edorec.layers.sequences import Padded
 from edorec.losses import FixedWeights, UncertaintyWeights, task_losses
 from edorec.optimization import learning_rate_factor
 from edorec.recommender import Recommender
@@ -62,9 +63,9 @@ class TrainingStep:
         device = self.recommender.device
         self._set_learning_rates()
         with dense_arithmetic(settings.matmul_precision, device):
-            pooled = self.recommender.embed(batch)
+            embedded = self.recommender.embed(batch)
             dense_BN = batch.dense_BN.to(device)
-            logits_BT = self.recommender.model(pooled, dense_BN)
+            logits_BT = self.recommender.model(embedded, dense_BN)
         losses_T = task_losses(
             logits_BT,
             batch.labels_BT.to(device),
@@ -73,7 +74,7 @@ class TrainingStep:
         loss = self.task_weights(losses_T)
         self.loss = loss.item()
         if not math.isfinite(self.loss):
-            raise NotFiniteError(self._explain(pooled, dense_BN, losses_T))
+            raise NotFiniteError(self._explain(embedded, dense_BN, losses_T))
         self._optimizer.zero_grad()
         loss.backward()
         if settings.clip_norm is not None:
@@ -108,7 +109,10 @@ class TrainingStep:
         self.recommender.tables.set_learning_rate(self._config.embedding.learning_rate * factor)
 
     def _explain(
-        self, pooled: list[torch.Tensor], dense_BN: torch.Tensor, losses_T: torch.Tensor
+        self,
+        embedded: list[torch.Tensor | Padded],
+        dense_BN: torch.Tensor,
+        losses_T: torch.Tensor,
     ) -> str:
         tasks = [
             name
@@ -117,8 +121,8 @@ class TrainingStep:
         ]
         bad = [
             f"embedding of feature {name}"
-            for name, tensor in zip(self.recommender.features, pooled, strict=True)
-            if not torch.isfinite(tensor).all()
+            for name, vectors in zip(self.recommender.features, embedded, strict=True)
+            if not torch.isfinite(vectors[0] if isinstance(vectors, Padded) else vectors).all()
         ]
         bad += [
             f"dense feature {name}"

@@ -170,3 +170,40 @@ def test_a_chain_needs_two_tasks(tmp_path):
         "of tasks, such as click and buy, and there is one task"
     ]
     load_config(path, ["model.head.name=esmm"])
+
+
+def test_lists_attend_from_the_other_feature_of_their_vocabulary(tmp_path):
+    path = write(tmp_path, GOOD)
+    load_config(path, ["features.sparse.recent.pooling=din"])
+    transformer = [
+        "features.sparse.recent.pooling=transformer",
+        "features.sparse.recent.max_length=5",
+    ]
+    load_config(path, transformer)
+    assert problems(path, "features.sparse.recent.pooling=transformer") == [
+        "--set features.sparse.recent.pooling=transformer: features.sparse.recent.pooling: "
+        "transformer has a vector for each position; give max_length"
+    ]
+    assert problems(path, *transformer, "model.transformer={num_layers: 3, share_layers: 2}") == [
+        "--set model.transformer={num_layers: 3, share_layers: 2}: "
+        "model.transformer.share_layers: it must divide num_layers, which is 3"
+    ]
+    assert problems(path, "features.sparse.user.pooling=din") == [
+        "--set features.sparse.user.pooling=din: features.sparse.user.pooling: din attends from "
+        "another feature of vocabulary user, and there is none"
+    ]
+    two = ["features.sparse.recent.pooling=din", "features.sparse.bought={vocabulary: item}"]
+    assert problems(path, *two) == [
+        "--set features.sparse.recent.pooling=din: features.sparse.recent.pooling: din attends "
+        "from another feature of vocabulary item, and item, bought have it; name one as candidate"
+    ]
+    load_config(path, [*two, "features.sparse.recent.candidate=bought"])
+    assert problems(path, *two, "features.sparse.recent.candidate=user") == [
+        "--set features.sparse.recent.candidate=user: features.sparse.recent.candidate: din "
+        "attends from a feature of the list's own vocabulary, item, that is no such list itself; "
+        "there are item, bought"
+    ]
+    assert problems(path, "features.sparse.recent.candidate=item") == [
+        "--set features.sparse.recent.candidate=item: features.sparse.recent.candidate: it is for "
+        "lists with pooling din or transformer"
+    ]

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from edorec.config import RunConfig
 from edorec.errors import ConfigError, InputError
@@ -213,6 +214,26 @@ def test_learned_task_weights_are_reported(log: Path, tmp_path: Path) -> None:
     # Of the two losses that of buy is smaller, so its weight has fallen less.
     assert 1 > event["buy"] > event["click"]
     assert report["tasks"]["click"]["auc"] > 0.7
+
+
+@pytest.mark.parametrize("pooling", ["din", "transformer"])
+def test_lists_as_sequences_train_and_load(log: Path, tmp_path: Path, pooling: str) -> None:
+    """Ids of the list share the table of users, from whom the model attends to them."""
+    viewed = {"vocabulary": "user", "pooling": pooling, "max_length": 3}
+    report = train(
+        log,
+        tmp_path / "run",
+        features={"sparse": {"user": {}, "item": {}, "viewed": viewed}},
+        model={"transformer": {"num_layers": 2, "share_layers": 2}},
+        memory={"format": "int8"},
+    )
+    assert report["tasks"]["click"]["auc"] > 0.7
+    assert [table["name"] for table in report["memory"]["tables"]] == ["item", "user"]
+    again = evaluate(tmp_path / "run", files=None, split="test", verbosity=-1)
+    assert again["tasks"]["click"]["logloss"] == report["tasks"]["click"]["logloss"]
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "best.pt")["dense"]
+    layers = {name.split(".")[3] for name in saved if name.startswith("poolings.0.layers.")}
+    assert layers == ({"0"} if pooling == "transformer" else set())
 
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])

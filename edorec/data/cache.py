@@ -16,6 +16,8 @@ from edorec.data.schema import DataConfig, FeaturesConfig, TaskConfig
 from edorec.data.source import SourceFile, expand
 from edorec.errors import InputError
 
+NOT_ENCODED = {"pooling", "candidate"}  # what concerns the model alone
+
 
 def cache_folder(data: DataConfig) -> Path:
     """The folder that ``data.cache`` names."""
@@ -29,7 +31,7 @@ def shaping_settings(
     return {
         "format": FORMAT,
         "features": {
-            "sparse": {k: v.model_dump(exclude={"pooling"}) for k, v in features.sparse.items()},
+            "sparse": {k: v.model_dump(exclude=NOT_ENCODED) for k, v in features.sparse.items()},
             "dense": {k: v.model_dump() for k, v in features.dense.items()},
         },
         "tasks": {name: {"label": task.label} for name, task in tasks.items()},

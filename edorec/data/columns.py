@@ -14,7 +14,14 @@ from typing import Literal
 
 import pyarrow as pa
 
-from edorec.data.schema import DenseFeature, FeaturesConfig, SparseFeature, TaskConfig
+from edorec.data.schema import (
+    DenseFeature,
+    FeaturesConfig,
+    SparseFeature,
+    TaskConfig,
+    candidate_of,
+    is_sequence,
+)
 from edorec.data.source import SourceFile
 from edorec.errors import ConfigError
 
@@ -134,6 +141,16 @@ def check_sparse(features: Mapping[str, SparseFeature], lists: frozenset[str]) -
         if feature.max_length is not None and name not in lists:
             problems.append(
                 f"features.sparse.{name}.max_length: column {feature.column or name} holds no lists"
+            )
+        if is_sequence(feature) and name not in lists:
+            problems.append(
+                f"features.sparse.{name}.pooling: {feature.pooling} pools lists, and column "
+                f"{feature.column or name} holds none"
+            )
+        if is_sequence(feature) and candidate_of(name, features) in lists:
+            problems.append(
+                f"features.sparse.{name}.candidate: {candidate_of(name, features)} holds lists; "
+                f"{feature.pooling} attends from the one id that is scored"
             )
         texts = [value for value in feature.missing if isinstance(value, str)]
         if feature.bins is not None and texts:

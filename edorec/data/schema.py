@@ -5,6 +5,7 @@ it and share its embedding table. A feature that names no vocabulary has one of 
 like the feature.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -12,6 +13,7 @@ from pydantic import Field, field_validator
 from edorec.sections import Section
 
 Files = str | list[str]
+SEQUENCE_POOLINGS = ("din", "transformer")
 
 
 class DataConfig(Section):
@@ -76,8 +78,15 @@ class SparseFeature(Section):
     vocabulary: str | None = Field(
         None, description="Vocabulary it shares; default one of its own."
     )
-    pooling: Literal["sum", "mean"] = Field(
-        "mean", description="How the rows of a list are combined."
+    pooling: Literal["sum", "mean", "din", "transformer"] = Field(
+        "mean",
+        description="How the rows of a list are combined; din and transformer attend to them from "
+        "the candidate that is scored.",
+    )
+    candidate: str | None = Field(
+        None,
+        description="For din and transformer, the feature to attend from; it shares the list's "
+        "vocabulary. Default the only other one that does.",
     )
     max_length: int | None = Field(None, ge=1, description="Keep only the first ids of a list.")
     missing: list[int | str] = Field(
@@ -88,6 +97,27 @@ class SparseFeature(Section):
         ge=2,
         description="For a numeric column: its training quantiles become the ids 0 .. bins - 1.",
     )
+
+
+def is_sequence(feature: SparseFeature) -> bool:
+    """Whether a list goes into the model as it is, to be pooled there."""
+    return feature.pooling in SEQUENCE_POOLINGS
+
+
+def candidate_of(name: str, features: Mapping[str, SparseFeature]) -> str:
+    """The feature that a sequence is attended to from; configurations are checked for it."""
+    given = features[name].candidate
+    return given or candidates(name, features)[0]
+
+
+def candidates(name: str, features: Mapping[str, SparseFeature]) -> list[str]:
+    """Features that a sequence can be attended to from: they share its vocabulary."""
+    vocabulary = features[name].vocabulary or name
+    return [
+        other
+        for other, feature in features.items()
+        if (feature.vocabulary or other) == vocabulary and not is_sequence(feature)
+    ]
 
 
 class DenseFeature(Section):

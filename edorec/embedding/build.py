@@ -8,7 +8,7 @@ import torch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from edorec.data.schema import SparseFeature
+from edorec.data.schema import SparseFeature, is_sequence
 from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
@@ -73,8 +73,9 @@ def build_tables(
     users: dict[str, list[str]] = {name: [] for name in row_maps}
     for name, feature in features.items():
         users[feature.vocabulary or name].append(name)
-    pooling = {name: POOLINGS[feature.pooling] for name, feature in features.items()}
-    if device.type == "cuda" and fbgemm_has(embedding, memory):
+    sequences = [name for name, feature in features.items() if is_sequence(feature)]
+    pooling = {n: POOLINGS[f.pooling] for n, f in features.items() if n not in sequences}
+    if device.type == "cuda" and not sequences and fbgemm_has(embedding, memory):
         return FusedEmbeddingBagCollection(
             [
                 EmbeddingBagConfig(

@@ -6,7 +6,7 @@ The optimizer acts inside the backward pass, so tables are not among ``parameter
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import cpu, reference
-from edorec.embedding.kernels.layout import (
-    FEATURE_COLUMNS,
-    FIRST_OFFSET,
-    NUM_BAGS,
-    OUT,
-    Lookups,
-    index_of,
-)
+from edorec.embedding.kernels.layout import FEATURE_COLUMNS, Lookups, index_of
 from edorec.embedding.kernels.noise import table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
 from edorec.embedding.states import STATES
@@ -324,16 +317,11 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._hook = torch.zeros(0, requires_grad=True)  # autograd calls back for it
         pooling = pooling or {}
-        out = np.concatenate([[0], np.cumsum(self._dims)])
-        self._layout = np.array(
-            [
-                [index, 0, 0, 0, out[-1], pooling.get(name, table.pooling) == PoolingType.MEAN]
-                for index, table in enumerate(tables)
-                for name in table.feature_names
-            ],
-            np.int64,
-        ).reshape(-1, FEATURE_COLUMNS)
-        self._layout[:, OUT] = out[:-1]
+        self._uses = [
+            (index, pooling.get(name, table.pooling))
+            for index, table in enumerate(tables)
+            for name in table.feature_names
+        ]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up and pools rows.
@@ -350,20 +338,32 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             IndexError: if a value is not a row of its table, naming feature, value and table.
             ValueError: if a feature is missing, or lengths and values do not belong together.
         """
-        batch_size = features.stride()
-        positions = np.array(_positions(features, self._features), np.int64)
-        layout = self._layout.copy()
-        layout[:, FIRST_OFFSET] = positions * batch_size
-        layout[:, NUM_BAGS] = batch_size
-        lookups = Lookups(
-            features=layout,
-            values=_numbers(features.values(), torch.int64),
-            offsets=_numbers(features.offsets(), torch.int64),
-            weights=_numbers(features.weights(), torch.float32) if self._is_weighted else None,
-            out_size=batch_size * sum(self._dims),
+        pooled, _ = self.look_up(features, unpooled=())
+        return pooled
+
+    def look_up(
+        self, features: KeyedJaggedTensor, *, unpooled: Collection[str]
+    ) -> tuple[KeyedTensor, dict[str, JaggedTensor]]:
+        """As ``forward``, but the features ``unpooled`` keep a vector for each of their values.
+
+        Both come from one pass over the rows and have one update, so a row that a pooled and an
+        un-pooled feature look up moves once a step.
+
+        Returns:
+            KeyedTensor of the pooled features, and of the others JaggedTensors as those of
+            ``EdoEmbeddingCollection``.
+        """
+        uses = [
+            (table, None if name in unpooled else pooling)
+            for name, (table, pooling) in zip(self._features, self._uses, strict=True)
+        ]
+        pooled, rows = _look_up(
+            self.tables, self._features, self._hook, features, uses, is_weighted=self._is_weighted
         )
-        pooled = _look_up(self.tables, self._features, self._hook, lookups)
-        return KeyedTensor(self._keys, self._dims, pooled.view(batch_size, sum(self._dims)))
+        keys = [key for key, (_, kind) in zip(self._keys, uses, strict=True) if kind is not None]
+        dims = [dim for dim, (_, kind) in zip(self._dims, uses, strict=True) if kind is not None]
+        others = [key for key, (_, kind) in zip(self._keys, uses, strict=True) if kind is None]
+        return KeyedTensor(keys, dims, pooled), dict(zip(others, rows, strict=True))
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
@@ -428,7 +428,9 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
         )
         self._features = [name for table in tables for name in table.feature_names]
         self._names_by_table: list[list[str]] = get_embedding_names_by_table(tables)
-        self._table_of = [index for index, table in enumerate(tables) for _ in table.feature_names]
+        self._uses = [
+            (index, None) for index, table in enumerate(tables) for _ in table.feature_names
+        ]
         self._hook = torch.zeros(0, requires_grad=True)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -445,34 +447,11 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
             IndexError: if a value is not a row of its table, naming feature, value and table.
             ValueError: if a feature is missing, or lengths and values do not belong together.
         """
-        positions, batch_size = _positions(features, self._features), features.stride()
-        values, offsets = _numbers(features.values(), torch.int64), features.offsets()
-        bounds = offsets[::batch_size].tolist() if batch_size else [0] * (len(features.keys()) + 1)
-        dim = self._dim
-        # Each look-up is a bag of its own, and those of a feature stand behind each other.
-        sizes = [bounds[k + 1] - bounds[k] for k in positions]
-        starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-        layout = [
-            [table, bounds[k], size, start * dim, dim, 0]
-            for table, k, size, start in zip(
-                self._table_of, positions, sizes, starts[:-1], strict=True
-            )
-        ]
-        lookups = Lookups(
-            features=np.array(layout, np.int64),
-            values=values,
-            offsets=torch.arange(len(values) + 1, device=values.device),
-            weights=None,
-            out_size=starts[-1] * dim,
+        _, rows = _look_up(
+            self.tables, self._features, self._hook, features, self._uses, is_weighted=False
         )
-        flat = _look_up(self.tables, self._features, self._hook, lookups)
-        rows = torch.split(flat.view(starts[-1], dim), sizes)
-        lengths = features.lengths().view(len(features.keys()), batch_size)
         names = [name for names in self._names_by_table for name in names]
-        return {
-            name: JaggedTensor(rows_LD, lengths=lengths[k])
-            for name, rows_LD, k in zip(names, rows, positions, strict=True)
-        }
+        return dict(zip(names, rows, strict=True))
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
@@ -526,6 +505,62 @@ def _numbers(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _look_up(
+    tables: RowTables,
+    names: Sequence[str],
+    hook: torch.Tensor,
+    features: KeyedJaggedTensor,
+    uses: Sequence[tuple[int, PoolingType | None]],
+    *,
+    is_weighted: bool,
+) -> tuple[torch.Tensor, list[JaggedTensor]]:
+    """Looks up all features at once.
+
+    Args:
+        tables: where.
+        names: of the features, those of a table behind each other.
+        hook: what autograd calls back for.
+        features: a batch.
+        uses: of each feature its table, and how it is pooled, None for not at all.
+        is_weighted: whether pooled look-ups have weights.
+
+    Returns:
+        The pooled features, float32 (B, sum of their dims), and of each other one its rows.
+    """
+    positions, batch_size = _positions(features, names), features.stride()
+    values, offsets = (_numbers(t, torch.int64) for t in (features.values(), features.offsets()))
+    dims = [tables.configs[table].embedding_dim for table, _ in uses]
+    width = sum(dim for dim, (_, pooling) in zip(dims, uses, strict=True) if pooling is not None)
+    layout, sizes, column = [], [batch_size * width], 0
+    lengths = features.lengths().view(len(features.keys()), batch_size)
+    unpooled: list[tuple[int, torch.Tensor]] = []
+    for (table, pooling), dim, k in zip(uses, dims, positions, strict=True):
+        if pooling is not None:
+            is_mean = pooling == PoolingType.MEAN
+            layout.append([table, k * batch_size, batch_size, column, width, is_mean])
+            column += dim
+            continue
+        # Each value is a bag of its own, and the results stand behind all pooled vectors.
+        low, high = (int(offsets[n * batch_size]) for n in (k, k + 1))
+        layout.append([table, len(offsets) + low, high - low, sum(sizes), dim, 0])
+        sizes.append((high - low) * dim)
+        unpooled.append((dim, lengths[k]))
+    if unpooled:
+        offsets = torch.cat([offsets, torch.arange(len(values) + 1, device=values.device)])
+    lookups = Lookups(
+        features=np.array(layout, np.int64).reshape(-1, FEATURE_COLUMNS),
+        values=values,
+        offsets=offsets,
+        weights=_numbers(features.weights(), torch.float32) if is_weighted else None,
+        out_size=sum(sizes),
+    )
+    pooled, *rows = torch.split(_rows(tables, names, hook, lookups), sizes)
+    return pooled.view(batch_size, width), [
+        JaggedTensor(flat.view(-1, dim), lengths=lengths_B)
+        for flat, (dim, lengths_B) in zip(rows, unpooled, strict=True)
+    ]
+
+
+def _rows(
     tables: RowTables, features: Sequence[str], hook: torch.Tensor, lookups: Lookups
 ) -> torch.Tensor:
     look_up: Any = _LookUp.apply

@@ -68,6 +68,26 @@ class ESMMConfig(Section):
     tower_hidden: Hidden = Field([64], description="Widths of each task's tower.")
 
 
+class DINConfig(Section):
+    """Lists with pooling din: a weight for each id (Zhou et al., KDD 2018)."""
+
+    hidden: Hidden = Field([32], description="Widths of the MLP that weighs an id.")
+
+
+class TransformerConfig(Section):
+    """Lists with pooling transformer: an encoder (Chen et al., DLP-KDD 2019)."""
+
+    num_layers: int = Field(2, ge=1, description="Encoder layers.")
+    share_layers: int = Field(
+        1,
+        ge=1,
+        description="So many neighbouring layers are one module with one copy of the weights; it "
+        "divides num_layers.",
+    )
+    num_heads: int = Field(2, ge=1, description="Attention heads; they divide the dim.")
+    hidden: int = Field(64, ge=1, description="Width of each layer's MLP.")
+
+
 class ModelConfig(Section):
     """The dense part."""
 
@@ -77,5 +97,7 @@ class ModelConfig(Section):
     head: SharedBottomConfig | MMoEConfig | PLEConfig | ESMMConfig = Field(
         SharedBottomConfig(), discriminator="name", description="How tasks share."
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout in every MLP.")
+    din: DINConfig = DINConfig()
+    transformer: TransformerConfig = TransformerConfig()
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout in every MLP and encoder layer.")
     batch_norm: bool = Field(False, description="Batch normalization in every MLP.")

@@ -1,8 +1,11 @@
-"""The dense part of a model: a backbone over the features, a head over the tasks.
+"""The dense part of a model: sequences pooled, a backbone over the features, a head over the tasks.
 
-Adding a backbone or head is a class under ``edorec/layers``, its name in
+Adding a backbone or head is a class under ``edorec/layers``, its settings in
 ``edorec/models/config.py`` and a line in the dict here.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -10,37 +13,91 @@ from torch import nn
 from edorec.layers.experts import PLE, MMoE, SharedBottom
 from edorec.layers.funnel import ESMM
 from edorec.layers.interaction import DLRM, DCNv2, DeepFM
+from edorec.layers.sequences import DIN, Padded, Transformer
 from edorec.models.config import ModelConfig
 
 BACKBONES = {"deepfm": DeepFM, "dlrm": DLRM, "dcnv2": DCNv2}
 HEADS = {"shared_bottom": SharedBottom, "mmoe": MMoE, "ple": PLE, "esmm": ESMM}
 
 
-class MultiTaskModel(nn.Module):
-    """Pooled embeddings and dense features in, one logit for each task out."""
+@dataclass(frozen=True)
+class SequenceFeature:
+    """A list that the model pools.
 
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+    Attributes:
+        place: of the feature among those that the model takes.
+        candidate: place of the feature to attend from.
+        pooling: din or transformer.
+        max_length: longest list; None where there is no bound.
+    """
+
+    place: int
+    candidate: int
+    pooling: str
+    max_length: int | None
+
+
+class MultiTaskModel(nn.Module):
+    """Embeddings and dense features in, one logit for each task out.
+
+    Args:
+        backbone: over pooled embeddings and dense features.
+        head: over what the backbone found.
+        sequences: lists that come in as they are.
+        poolings: one for each of them.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Module,
+        *,
+        sequences: Sequence[SequenceFeature],
+        poolings: Sequence[nn.Module],
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.poolings = nn.ModuleList(poolings)
+        self._sequences = list(sequences)
 
-    def forward(self, pooled: list[torch.Tensor], dense_BN: torch.Tensor) -> torch.Tensor:
-        """F tensors (B, D of the feature) and (B, N), all float32, to logits (B, T)."""
+    def forward(
+        self, embedded: Sequence[torch.Tensor | Padded], dense_BN: torch.Tensor
+    ) -> torch.Tensor:
+        """Float32 (B, D) of each feature, or its lists, and (B, N), to logits (B, T)."""
+        pooled = list(embedded)
+        for feature, pool in zip(self._sequences, self.poolings, strict=True):
+            pooled[feature.place] = pool(embedded[feature.place], embedded[feature.candidate])
         logits_BT: torch.Tensor = self.head(self.backbone(pooled, dense_BN))
         return logits_BT
 
 
 def build_model(
-    config: ModelConfig, *, dims: list[int], num_dense: int, num_tasks: int
+    config: ModelConfig,
+    *,
+    dims: list[int],
+    num_dense: int,
+    num_tasks: int,
+    sequences: Sequence[SequenceFeature] = (),
 ) -> MultiTaskModel:
     """Builds the model that ``config`` describes for features of the given dims.
 
     Raises:
-        ValueError: if the backbone cannot work on these features.
+        ValueError: if backbone, head or a pooling cannot work on these features.
     """
     common = {"dropout": config.dropout, "batch_norm": config.batch_norm}
+    poolings = [_pooling(config, feature, dims[feature.place]) for feature in sequences]
     backbone_args = config.backbone.model_dump(exclude={"name"})
     backbone = BACKBONES[config.backbone.name](dims, num_dense, **backbone_args, **common)
     head_args = config.head.model_dump(exclude={"name"})
     head = HEADS[config.head.name](backbone.out_features, num_tasks, **head_args, **common)
-    return MultiTaskModel(backbone, head)
+    return MultiTaskModel(backbone, head, sequences=sequences, poolings=poolings)
+
+
+def _pooling(config: ModelConfig, feature: SequenceFeature, dim: int) -> nn.Module:
+    if feature.pooling == "din":
+        return DIN(dim, hidden=config.din.hidden, dropout=config.dropout)
+    if feature.max_length is None:
+        raise ValueError("transformer has a vector for each position, and a list has no max_length")
+    settings = config.transformer.model_dump()
+    return Transformer(dim, max_length=feature.max_length, **settings, dropout=config.dropout)

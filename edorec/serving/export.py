@@ -82,6 +82,11 @@ def load_run(folder: Path) -> Run:
     prepared = load_prepared(folder / "vocabularies")
     cpu = config.model_copy(update={"train": config.train.model_copy(update={"device": "cpu"})})
     recommender = build_recommender(cpu, prepared.vocabularies, device=torch.device("cpu"))
+    if recommender.sequences:
+        raise InputError(
+            f"{folder} pools {', '.join(sorted(recommender.sequences))} by attention, which export "
+            "does not write yet; train with pooling sum or mean to serve"
+        )
     load_model(
         folder / "checkpoints" / "best.pt", model=recommender.model, tables=recommender.tables
     )

@@ -481,6 +481,49 @@ def test_sequences_without_values(kernel: str) -> None:
             assert values.lengths().shape == (len(bags["tag"]),)
 
 
+@both_kernels
+def test_b43_pooled_and_unpooled_look_ups_of_shared_tables(kernel: str) -> None:
+    """Each gets its rows whatever the order of keys, and a row that both look up moves once."""
+    configs = [
+        table("item", 9, 4, ["shown", "viewed", "bought"]),
+        table("user", 5, 3, ["user"]),
+        table("tag", 6, 4, ["tags"]),
+    ]
+    bags = {
+        "shown": [[1], [2], [8]],
+        "viewed": [[2, 1, 2], [], [0]],
+        "bought": [[1, 3], [4], []],
+        "user": [[0], [4], [4]],
+        "tags": [[], [5, 5], [1]],
+    }
+    for order in permutations(bags):
+        tables = build(*configs, optimizer="rowwise_adagrad", learning_rate=0.1, kernel=kernel)
+        before = {config.name: tables.tables.weight(config.name) for config in configs}
+        pooled, lists = tables.look_up(
+            jagged({name: bags[name] for name in order}), unpooled={"viewed", "tags"}
+        )
+        assert pooled.keys() == ["shown", "bought", "user"]
+        assert set(lists) == {"viewed", "tags"}
+        for name, key in (("shown", "item"), ("bought", "item"), ("user", "user")):
+            torch.testing.assert_close(pooled[name], by_hand(before[key], bags[name]))
+        for name, key in (("viewed", "item"), ("tags", "tag")):
+            ids = [i for bag in bags[name] for i in bag]
+            torch.testing.assert_close(lists[name].values(), before[key][ids])
+            assert lists[name].lengths().tolist() == [len(bag) for bag in bags[name]]
+        total = pooled["shown"].sum() + (2 * lists["viewed"].values()).sum()
+        total.backward()
+        # Row 1 of item was shown once and viewed once, row 2 shown once and viewed twice.
+        gradient = torch.tensor([2.0, 3, 5, 0, 0, 0, 0, 0, 1]).unsqueeze(1).expand(9, 4)
+        state = {"a": torch.zeros(9, 1)}
+        moved = expected_step("rowwise_adagrad", before["item"], gradient, state, 1)
+        looked_up = [0, 1, 2, 8]
+        torch.testing.assert_close(
+            tables.tables.weight("item")[looked_up], moved[looked_up], rtol=1e-5, atol=1e-6
+        )
+        assert torch.equal(tables.tables.weight("item")[5:8], before["item"][5:8])
+        assert torch.equal(tables.tables.weight("user"), before["user"])
+
+
 def test_interface_of_sequences() -> None:
     tables = sequences()
     assert tables.embedding_dim() == 4

@@ -370,3 +370,20 @@ def test_settings_that_do_not_fit_the_column(tmp_path: Path) -> None:
         "features.sparse.a.max_length: column a holds no lists",
         "features.sparse.x.missing: '?' is no number, and a feature with bins holds numbers",
     ]
+
+
+def test_attention_is_over_lists_and_from_one_id(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", {"a": [1, 2], "l": [[1], [2]], "m": [[1], [2]]})
+    item = {"vocabulary": "item"}
+    assert problems(
+        tmp_path,
+        sparse={
+            "a": {**item, "pooling": "din", "candidate": "l"},
+            "l": item,
+            "m": {**item, "pooling": "din", "candidate": "l"},
+        },
+    ) == [
+        "features.sparse.a.pooling: din pools lists, and column a holds none",
+        "features.sparse.a.candidate: l holds lists; din attends from the one id that is scored",
+        "features.sparse.m.candidate: l holds lists; din attends from the one id that is scored",
+    ]

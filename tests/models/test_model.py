@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from edorec.layers.sequences import Padded
 from edorec.models.config import (
     DCNv2Config,
     DeepFMConfig,
@@ -13,7 +14,7 @@ from edorec.models.config import (
     PLEConfig,
     SharedBottomConfig,
 )
-from edorec.models.model import BACKBONES, HEADS, build_model
+from edorec.models.model import BACKBONES, HEADS, SequenceFeature, build_model
 
 BACKBONE_CONFIGS = [DeepFMConfig(hidden=[8]), DLRMConfig(hidden=[8]), DCNv2Config(hidden=[8])]
 HEAD_CONFIGS = [
@@ -59,3 +60,28 @@ def test_a_rows_logits_do_not_depend_on_the_other_rows(
     pooled, dense = [torch.randn(9, 4) for _ in range(2)], torch.randn(9, 1)
     one = model([tensor[3:4] for tensor in pooled], dense[3:4])
     torch.testing.assert_close(one, model(pooled, dense)[3:4], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["din", "transformer"])
+@pytest.mark.parametrize("backbone", BACKBONE_CONFIGS, ids=lambda config: config.name)
+def test_every_backbone_takes_lists(backbone: Backbone, pooling: str) -> None:
+    torch.manual_seed(0)
+    sequence = SequenceFeature(place=1, candidate=2, pooling=pooling, max_length=5)
+    model = build_model(
+        ModelConfig(backbone=backbone), dims=[4] * 3, num_dense=2, num_tasks=2, sequences=[sequence]
+    )
+    ids = torch.randn(6, 3, 4, requires_grad=True)
+    user, item = (torch.randn(6, 4, requires_grad=True) for _ in range(2))
+    lists = Padded(ids, torch.tensor([3, 0, 1, 2, 3, 0]))
+    model([user, lists, item], torch.randn(6, 2)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    for tensor in (ids, user, item):
+        assert tensor.grad is not None
+        assert tensor.grad.abs().sum() > 0
+
+
+def test_a_transformer_without_a_longest_list_says_so() -> None:
+    sequence = SequenceFeature(place=0, candidate=1, pooling="transformer", max_length=None)
+    with pytest.raises(ValueError, match="a list has no max_length"):
+        build_model(ModelConfig(), dims=[4, 4], num_dense=0, num_tasks=1, sequences=[sequence])
