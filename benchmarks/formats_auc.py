@@ -83,9 +83,9 @@ def _storages() -> dict[str, Storage]:
         {"ecommerce": 0.0005},
         {"ecommerce": 1 / 7},
     )
-    storages["three bands, ids from 3"] = Storage(
-        f"{{bands: [{HOT}, {{min_count: 16, format: int4, state: log8}}, {COLD}]}}",
-        "{min_count: 3, buckets: 0.005}",
+    storages["three bands, ids from 10"] = Storage(
+        f"{{bands: [{HOT}, {{min_count: 10, format: int4, state: log8}}, {COLD}]}}",
+        "{min_count: 10, buckets: 0.08}",
         {"ecommerce": 0.001},
         {"ecommerce": 1 / 20},
     )

@@ -173,11 +173,13 @@ def plan_bands(memory: MemoryConfig, *, row_map: RowMap, counts: I64) -> list[Ba
     for band, end in zip(bands, ends, strict=True):
         planned.append(Band(end - first, band.format, band.state))
         first = end
-    # Many ids share a bucket, so it is updated as often as a frequent id.
-    hot = planned[0]
     if len(planned) == 1:
-        return [Band(row_map.num_rows, hot.format, hot.state)]
-    return [*planned, Band(row_map.num_buckets, hot.format, hot.state)]
+        return [Band(row_map.num_rows, planned[0].format, planned[0].state)]
+    # A bucket is updated as often as all ids that share it: it is stored like one id as frequent.
+    shared = counts[row_map.num_own_rows :].sum()
+    drawn = row_map.oov_rate * counts[row_map.rare_from : row_map.num_own_rows].sum()
+    like = next(b for b in bands if (shared + drawn) / row_map.num_buckets >= b.min_count)
+    return [*planned, Band(row_map.num_buckets, like.format, like.state)]
 
 
 def report_bytes(

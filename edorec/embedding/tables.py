@@ -57,7 +57,7 @@ class MemoryConfig(Section):
     bands: list[BandConfig] = Field(
         [],
         description="Formats by frequency in place of format and state, the most frequent ids "
-        "first; the last band has min_count 0. Buckets are stored as the first band.",
+        "first; the last band has min_count 0. Buckets are stored like an id that is as frequent.",
     )
     qat: Literal["int8", "int4", "int2", "sparse28"] | None = Field(
         None,
