@@ -15,7 +15,11 @@ VERSION = 1
 
 
 def save_model(path: Path, *, model: nn.Module, tables: EmbeddingTables, step: int) -> None:
-    """Writes a model to a temporary name, syncs it to disk and renames it to ``path``."""
+    """Writes a model to a temporary name, syncs it to disk and renames it to ``path``.
+
+    Raises:
+        InputError: if the disk is full or cannot be written; ``path`` is then what it was before.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     content = {
@@ -24,11 +28,15 @@ def save_model(path: Path, *, model: nn.Module, tables: EmbeddingTables, step: i
         "dense": model.state_dict(),
         "tables": tables.tables_state(),
     }
-    with temporary.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"{path} could not be written: {error}") from error
 
 
 def load_model(path: Path, *, model: nn.Module, tables: EmbeddingTables) -> int:

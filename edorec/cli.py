@@ -41,6 +41,11 @@ Examples:
 
   edorec train --config my.yaml --print-config
 
+  edorec train --config my.yaml --run-dir runs/seed-1 --resume
+
+The last one goes on after an interruption, from the newest checkpoint
+(docs/checkpoints.md).
+
 A name that holds dots is quoted: "features.sparse.'user.id'.column=uid"
 """
 
@@ -135,6 +140,14 @@ def train(
             "--run-dir", help="Folder to write, new or empty; default runs/<name>-<time>."
         ),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest complete checkpoint of --run-dir (default the newest run "
+            "of this name); from the beginning where there is none.",
+        ),
+    ] = False,
     show: Annotated[
         bool,
         typer.Option("--print-config", help="Print every value and where it came from, then stop."),
@@ -157,7 +170,12 @@ def train(
         load_fbgemm()
         from edorec.train import run
 
-        run(loaded.config, run_dir=run_dir, verbosity=verbosity_of(quiet, verbose))
+        run(
+            loaded.config,
+            run_dir=run_dir,
+            resume=resume,
+            verbosity=verbosity_of(quiet, verbose),
+        )
 
 
 @app.command(help=PREPARE_HELP)

@@ -1,5 +1,6 @@
 """What the subcommands share: options, how errors end a command, how much is shown."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -41,6 +42,11 @@ def reported() -> Iterator[None]:
         yield
     except InputError as error:
         typer.echo(str(error), err=True)
+        raise typer.Exit(USER_ERROR) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        typer.echo(f"there is no room left to write {error.filename or 'on the disk'}", err=True)
         raise typer.Exit(USER_ERROR) from error
     except KeyboardInterrupt as error:
         typer.echo("interrupted", err=True)

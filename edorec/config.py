@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from edorec.checkpoints.config import CheckpointConfig
 from edorec.config_checks import cross_check
 from edorec.config_errors import validation_problems
 from edorec.config_file import Source, find_config, read_config, show_key
@@ -38,6 +39,7 @@ class RunConfig(Section):
     memory: MemoryConfig = MemoryConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Settings of a training run; the dense optimizer, learning-rate schedule and early stopping."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -100,6 +100,20 @@ class EarlyStopping:
         self.best_step: int | None = None
         self._patience = patience
         self._without_better = 0
+
+    def figures(self) -> dict[str, Any]:
+        """The state, as JSON can hold it."""
+        return {
+            "best": self.best,
+            "best_step": self.best_step,
+            "without_better": self._without_better,
+        }
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Takes over what ``figures`` of another returned."""
+        self.best = figures["best"]
+        self.best_step = figures["best_step"]
+        self._without_better = figures["without_better"]
 
     def update(self, value: float | None, *, step: int) -> bool:
         """Takes the value at ``step``; True if it is the best so far."""

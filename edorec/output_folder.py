@@ -1,5 +1,7 @@
 """Folders and files that are written: complete, or as they were before."""
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +33,24 @@ def output_folder(folder: Path, files: tuple[str, ...]) -> Iterator[Path]:
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keeps other processes that ask for the same out of a folder inside the block.
+
+    Raises:
+        InputError: if one is at work in it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"another process is at work in {folder}") from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_file(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """What a run leaves: metrics.jsonl, report.json, report.md and plots, a table on the screen."""
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,12 +27,15 @@ class MetricsLog:
     Args:
         path: file to append to.
         tensorboard_folder: folder for TensorBoard events, None for none.
+        after_step: step that a run goes on from; TensorBoard forgets what came after it.
 
     Raises:
         InputError: if TensorBoard is asked for and not installed.
     """
 
-    def __init__(self, path: Path, *, tensorboard_folder: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, *, tensorboard_folder: Path | None = None, after_step: int = 0
+    ) -> None:
         self._file = path.open("a")
         self._writer: Any = None
         if tensorboard_folder is not None:
@@ -42,7 +46,7 @@ class MetricsLog:
                     "train.tensorboard needs the package tensorboard: "
                     "pip install 'edorec[tensorboard]', or set it to false"
                 ) from error
-            self._writer = SummaryWriter(str(tensorboard_folder))
+            self._writer = SummaryWriter(str(tensorboard_folder), purge_step=after_step + 1)
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +60,16 @@ class MetricsLog:
         self._file.close()
         if self._writer is not None:
             self._writer.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def cut(self, num_bytes: int) -> None:
+        """Removes the lines after the first ``num_bytes``."""
+        self._file.truncate(min(num_bytes, self.num_bytes))
+        self._file.seek(0, os.SEEK_END)
 
     def write(self, line: dict[str, Any]) -> None:
         """Appends a line, stamped with the time."""

@@ -61,11 +61,35 @@ class Selection:
         self.seconds = 0.0
         self.events: list[dict[str, Any]] = []
 
-    def update(self, *, step: int, epoch: int) -> bool:
-        """Evaluates the model after ``step``; True if training should stop."""
+    @property
+    def should_stop(self) -> bool:
+        """Whether training should stop early."""
+        return self._stopping.should_stop
+
+    def figures(self) -> dict[str, Any]:
+        """The state, as JSON can hold it."""
+        return {
+            "stopping": self._stopping.figures(),
+            "best_epoch": self.best_epoch,
+            "validation": self.validation,
+            "seconds": self.seconds,
+            "events": self.events,
+        }
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Takes over what ``figures`` of another selection returned."""
+        self._stopping.restore(figures["stopping"])
+        self.best = self._stopping.best
+        self.best_epoch = figures["best_epoch"]
+        self.validation = figures["validation"]
+        self.seconds = figures["seconds"]
+        self.events = list(figures["events"])
+
+    def update(self, *, step: int, epoch: int) -> None:
+        """Evaluates the model after ``step``."""
         if "valid" not in self._prepared.splits:
             self._save(step)
-            return False
+            return
         metrics, seconds = evaluate_split(
             self._recommender,
             self._prepared,
@@ -95,7 +119,6 @@ class Selection:
                     "metric": self.metric,
                 }
             )
-        return self._stopping.should_stop
 
     def _say(self, step: int, metrics: dict[str, dict[str, Any]]) -> None:
         figures = ", ".join(

@@ -85,6 +85,33 @@ class TrainingStep:
         self.losses_T = losses_T.detach()
         return self.loss
 
+    def tensors(self) -> dict[str, Any]:
+        """Live dense weights and optimizer state; tables are not among them."""
+        return {
+            "model": dict(self.recommender.model.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Counters and losses, as JSON can hold them."""
+        return {
+            "num_steps": self.num_steps,
+            "num_rows": self.num_rows,
+            "num_skipped_rows": self.num_skipped_rows,
+            "loss": self.loss,
+            "losses_T": self.losses_T.tolist(),
+        }
+
+    def restore(self, tensors: dict[str, Any], figures: dict[str, Any]) -> None:
+        """Takes over what ``tensors`` and ``figures`` of another step returned."""
+        self.recommender.model.load_state_dict(tensors["model"])
+        self._optimizer.load_state_dict(tensors["optimizer"])
+        self.num_steps = figures["num_steps"]
+        self.num_rows = figures["num_rows"]
+        self.num_skipped_rows = figures["num_skipped_rows"]
+        self.loss = figures["loss"]
+        self.losses_T = torch.tensor(figures["losses_T"])
+
     def events(self) -> list[dict[str, Any]]:
         """What the report should mention."""
         events: list[dict[str, Any]] = []

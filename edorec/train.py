@@ -6,10 +6,8 @@ everything it uses is a part with a name of its own.
 
 import math
 import platform
-import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,10 @@ from rich.console import Console
 
 from edorec import __version__
 from edorec.checkpoint import load_model
+from edorec.checkpoints.config import CheckpointConfig
+from edorec.checkpoints.folder import Saved
+from edorec.checkpoints.identity import check_identity, identity
+from edorec.checkpoints.saver import Checkpoints
 from edorec.config import RunConfig, dump_config
 from edorec.data.batch import Batch
 from edorec.data.funnel import check_funnel
@@ -29,12 +31,14 @@ from edorec.devices import check_precision, pick_device, set_num_threads
 from edorec.diagnosis import diagnose
 from edorec.embedding.accounting import TableBytes, memory_report
 from edorec.embedding.build import report_bytes
-from edorec.errors import InputError
 from edorec.evaluate import evaluate_split
 from edorec.memory_use import peak_rss_bytes, rss_bytes
+from edorec.output_folder import locked_folder
 from edorec.progress import Progress, StageProgress
 from edorec.recommender import Recommender, build_recommender
 from edorec.report import MetricsLog, print_plan, print_summary, write_plan, write_report
+from edorec.run_folder import CHECKPOINTS, begin_run_dir, find_checkpoint, find_run_dir, new_run_dir
+from edorec.run_state import Position, RunState
 from edorec.selection import Selection
 from edorec.step import TrainingStep
 
@@ -51,50 +55,72 @@ PACKAGES = (
 )
 
 
-def run(config: RunConfig, *, run_dir: Path | None, verbosity: int) -> dict[str, Any]:
+def run(
+    config: RunConfig,
+    *,
+    run_dir: Path | None,
+    verbosity: int,
+    resume: bool = False,
+) -> dict[str, Any]:
     """Trains the model that ``config`` describes and writes the run folder.
 
     Args:
         config: the whole run.
-        run_dir: folder to write, new or empty; default ``runs/<name>-<time>``.
+        run_dir: folder to write, new or empty unless resuming; default ``runs/<name>-<time>``, or
+            the newest such folder to resume.
         verbosity: -1 quiet, 0 normal, 1 verbose.
+        resume: go on from the newest complete checkpoint in the run folder; from the beginning
+            where there is none.
 
     Returns:
         The content of report.json.
 
     Raises:
         ConfigError: if the configuration cannot run here.
-        InputError: if data are bad, or training diverges.
+        InputError: if data are bad, a checkpoint is of another run, or training diverges.
     """
     console = Console(stderr=True, quiet=verbosity < 0)
     device, num_threads = set_up(config)
-    run_dir = _create_run_dir(config, run_dir)
-    (run_dir / "config.yaml").write_text(dump_config(config))
-    prepared = prepare_splits(config, console=console, verbosity=verbosity)
-    copy_vocabularies(prepared, run_dir / "vocabularies")
-    recommender = build_recommender(config, prepared.vocabularies, device=device)
-    plan = _table_bytes(config, prepared, recommender)
-    write_plan(run_dir, plan)
-    if verbosity > 0:
-        print_plan(plan, console)
-    selection, step, seconds = fit(
-        recommender, prepared, config, run_dir=run_dir, console=console, verbosity=verbosity
-    )
-    load_model(selection.path, model=recommender.model, tables=recommender.tables)
-    report = _report(config, prepared, recommender, verbosity=verbosity)
-    report |= {
-        "run": str(run_dir),
-        "device": {"type": device.type, "num_threads": num_threads},
-        "validation": selection.validation,
-        "events": selection.events + step.events(),
-    }
-    report["speed"] |= {
-        "train_seconds": seconds,
-        "train_rows_per_second": step.num_rows / seconds,
-        "train_steps": step.num_steps,
-    }
-    report["diagnosis"] = diagnose(report)
-    write_report(run_dir, report)
+    run_dir = find_run_dir(config.name, run_dir) if resume else new_run_dir(config.name, run_dir)
+    with locked_folder(run_dir):
+        saved = find_checkpoint(run_dir, console) if resume else None
+        prepared = prepare_splits(config, console=console, verbosity=verbosity)
+        recommender = build_recommender(config, prepared.vocabularies, device=device)
+        identified = identity(config, prepared, recommender)
+        if saved is not None:
+            check_identity(saved, identified)
+        begin_run_dir(run_dir, dump_config(config), saved=saved)
+        copy_vocabularies(prepared, run_dir / "vocabularies")
+        plan = _table_bytes(config, prepared, recommender)
+        write_plan(run_dir, plan)
+        if verbosity > 0:
+            print_plan(plan, console)
+        selection, step, seconds = fit(
+            recommender,
+            prepared,
+            config,
+            run_dir=run_dir,
+            console=console,
+            verbosity=verbosity,
+            identified=identified,
+            saved=saved,
+        )
+        load_model(selection.path, model=recommender.model, tables=recommender.tables)
+        report = _report(config, prepared, recommender, verbosity=verbosity)
+        report |= {
+            "run": str(run_dir),
+            "device": {"type": device.type, "num_threads": num_threads},
+            "validation": selection.validation,
+            "resumed_from_step": None if saved is None else saved.step,
+            "events": selection.events + step.events(),
+        }
+        report["speed"] |= {
+            "train_seconds": seconds,
+            "train_rows_per_second": step.num_rows / seconds,
+            "train_steps": step.num_steps,
+        }
+        report["diagnosis"] = diagnose(report)
+        write_report(run_dir, report)
     print_summary(report, Console(quiet=verbosity < 0))
     return report
 
@@ -140,6 +166,8 @@ def fit(
     console: Console,
     verbosity: int,
     trial: str | None = None,
+    identified: dict[str, Any] | None = None,
+    saved: Saved | None = None,
 ) -> tuple[Selection, TrainingStep, float]:
     """Trains on the training split and selects on the validation split; reads no other.
 
@@ -147,19 +175,27 @@ def fit(
         recommender: trained in place.
         prepared: data with a split ``train``.
         config: the whole run.
-        run_dir: an empty folder; gets metrics.jsonl and, unless this is a trial, the best model.
+        run_dir: gets metrics.jsonl and, unless this is a trial, checkpoints and the best model.
         console: where to show progress.
         verbosity: -1 quiet, 0 normal, 1 verbose.
         trial: what to show for a trial of a search, of which only the figures are wanted.
+        identified: the run's ``identity``, without which it saves no checkpoints.
+        saved: checkpoint to go on from, which fits the run.
 
     Returns:
         The selection, the last step, and the seconds of training without evaluations.
 
     Raises:
-        NotFiniteError: if training diverges.
+        InputError: if training diverges or a checkpoint cannot be written.
     """
-    tensorboard = run_dir / "tensorboard" if config.train.tensorboard else None
-    with MetricsLog(run_dir / "metrics.jsonl", tensorboard_folder=tensorboard) as log:
+    epoch_rows = prepared.splits["train"].rows
+    total_steps = config.train.epochs * math.ceil(epoch_rows / config.train.batch_size)
+    resumed_step = None if saved is None else saved.step
+    with MetricsLog(
+        run_dir / "metrics.jsonl",
+        tensorboard_folder=run_dir / "tensorboard" if config.train.tensorboard else None,
+        after_step=resumed_step or 0,
+    ) as log:
         selection = Selection(
             recommender,
             prepared,
@@ -169,17 +205,29 @@ def fit(
             console=console if trial is None or verbosity > 0 else Console(quiet=True),
             keeps_model=trial is None,
         )
+        step = TrainingStep(recommender, config, total_steps=total_steps)
+        state = RunState(step, selection, log)
+        if saved is not None:
+            state.restore(saved)
         progress = Progress(
-            total=config.train.epochs * prepared.splits["train"].rows,
+            total=config.train.epochs * epoch_rows - step.num_rows,
             unit="rows",
             description=trial or "train",
             verbosity=verbosity,
             console=console,
         )
-        step, seconds = _train(
-            recommender, prepared, config, selection=selection, log=log, progress=progress
+        checkpoints = Checkpoints(
+            run_dir / CHECKPOINTS,
+            config.checkpoint if identified else CheckpointConfig(every_minutes=None),
+            tables=recommender.tables,
+            identity=identified or {},
+            capture=state.capture,
+            best=selection.path,
+            resumed_step=resumed_step,
         )
-    return selection, step, seconds
+        with checkpoints, progress:
+            _train(prepared, config, state=state, log=log, checkpoints=checkpoints, bar=progress)
+        return selection, step, state.seconds
 
 
 def _report(
@@ -210,7 +258,6 @@ def _report(
             "prepare_seconds": prepared.seconds,
             "eval_rows_per_second": prepared.splits[split].rows / seconds,
         },
-        "resumed_from_step": None,
     }
 
 
@@ -228,48 +275,46 @@ def _table_bytes(
 
 
 def _train(
-    recommender: Recommender,
     prepared: Prepared,
     config: RunConfig,
     *,
-    selection: Selection,
+    state: RunState,
     log: MetricsLog,
-    progress: Progress,
-) -> tuple[TrainingStep, float]:
-    """Trains; returns the last step and the seconds of training without evaluations."""
+    checkpoints: Checkpoints,
+    bar: Progress,
+) -> None:
+    """Trains from the state's position to the end, or until selection stops it."""
     settings = config.train
-    epoch_rows = prepared.splits["train"].rows
-    total_steps = settings.epochs * math.ceil(epoch_rows / settings.batch_size)
-    step = TrainingStep(recommender, config, total_steps=total_steps)
+    step, selection = state.step, state.selection
     reader = Reader(
         prepared,
         "train",
         batch_size=settings.batch_size,
-        row_maps=recommender.row_maps,
+        row_maps=step.recommender.row_maps,
         shuffle=config.data.shuffle,
         shuffle_rows=config.data.shuffle_rows,
         seed=settings.seed,
         training=True,
     )
-    recommender.model.train()
-    started = time.perf_counter()
-    with progress:
-        for epoch, batch in _epochs(reader, settings.epochs):
-            loss = step(batch)
-            progress.advance(len(batch), loss=loss)
-            seconds = time.perf_counter() - started - selection.seconds
-            if step.num_steps % LOG_EVERY_STEPS == 1:
-                log.write(_train_line(config, step, epoch=epoch, loss=loss, seconds=seconds))
-            if _evaluation_is_due(batch, step, epoch_rows, settings.evaluate_every_steps):
-                should_stop = selection.update(step=step.num_steps, epoch=epoch)
-                if should_stop:
-                    break
-    return step, time.perf_counter() - started - selection.seconds
+    step.recommender.model.train()
+    epochs = 0 if selection.should_stop else settings.epochs
+    for epoch, batch in _epochs(reader, epochs, start=state.position):
+        loss = step(batch)
+        state.position = Position(epoch, batch.end)
+        bar.advance(len(batch), loss=loss)
+        if step.num_steps % LOG_EVERY_STEPS == 1:
+            log.write(_train_line(config, step, epoch=epoch, loss=loss, seconds=state.seconds))
+        if _evaluation_is_due(batch, step, reader.num_rows, settings.evaluate_every_steps):
+            selection.update(step=step.num_steps, epoch=epoch)
+        checkpoints.step_done(step.num_steps)
+        if selection.should_stop:
+            break
+    checkpoints.finish(step.num_steps)
 
 
-def _epochs(reader: Reader, epochs: int) -> Iterator[tuple[int, Batch]]:
-    for epoch in range(epochs):
-        for batch in reader.batches(epoch):
+def _epochs(reader: Reader, epochs: int, *, start: Position) -> Iterator[tuple[int, Batch]]:
+    for epoch in range(start.epoch, epochs):
+        for batch in reader.batches(epoch, start.row if epoch == start.epoch else 0):
             yield epoch, batch
 
 
@@ -294,15 +339,6 @@ def _train_line(
         "rows_per_second": step.num_rows / seconds,
         "rss_bytes": rss_bytes(),
     }
-
-
-def _create_run_dir(config: RunConfig, run_dir: Path | None) -> Path:
-    if run_dir is None:
-        run_dir = Path("runs") / f"{config.name or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
-    if run_dir.exists() and any(run_dir.iterdir()):
-        raise InputError(f"the run folder {run_dir} is not empty; give another --run-dir")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return run_dir
 
 
 def _versions() -> dict[str, str]:

@@ -14,10 +14,8 @@ and from how many trials ended before it, so a search that was killed and taken 
 same values as one that was not; the trial that the kill cut off is trained anew.
 """
 
-import fcntl
 import gc
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -36,7 +34,7 @@ from edorec.config import RunConfig, dump_config
 from edorec.data.prepare import Prepared
 from edorec.errors import InputError, NotFiniteError
 from edorec.optimization import EarlyStopping
-from edorec.output_folder import write_file
+from edorec.output_folder import locked_folder, write_file
 from edorec.recommender import build_recommender
 from edorec.search_space import EPOCHS, WEIGHT_DECAY, Range, value_of, with_values, without_test
 from edorec.selection import SCALARS
@@ -288,15 +286,8 @@ def _own_folder(run_dir: Path) -> Iterator[None]:
             "give another --run-dir"
         )
     run_dir.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run_dir, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another edorec tune is at work in {run_dir}") from error
+    with locked_folder(run_dir):
         yield
-    finally:
-        os.close(handle)
 
 
 def _open_study(path: Path, direction: Direction) -> optuna.Study:

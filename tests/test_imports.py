@@ -6,6 +6,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "edorec"
 # Files that put a whole run together may read the whole configuration.
 MAY_IMPORT_CONFIG = {
+    "checkpoints/identity.py",
     "cli.py",
     "config_docs.py",
     "evaluate.py",

@@ -155,5 +155,12 @@ def load_prepared(folder: Path) -> Prepared:
 
 
 def copy_vocabularies(prepared: Prepared, folder: Path) -> None:
-    """Copies the vocabularies folder to a new ``folder``, which ``load_prepared`` then opens."""
-    shutil.copytree(prepared.vocabulary_folder, folder)
+    """Copies the vocabularies folder to ``folder``, which ``load_prepared`` then opens.
+
+    A folder that is there is replaced; a copy that is cut off does not count.
+    """
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(prepared.vocabulary_folder, temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)

@@ -15,6 +15,7 @@ from edorec.embedding.admission import I64, RowMap
 from edorec.embedding.bands import Band, num_bytes
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.embedding.fused import FusedEmbeddingBagCollection
+from edorec.embedding.kernels.layout import BeforeUpdate
 from edorec.embedding.tables import BandConfig, EmbeddingConfig, MemoryConfig
 from edorec.errors import ConfigError
 from edorec.memory_use import format_bytes, free_memory_bytes
@@ -24,7 +25,13 @@ FBGEMM_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 
 
 class EmbeddingTables(Protocol):
-    """What training, evaluation and checkpoints need of a collection."""
+    """What training, evaluation and checkpoints need of a collection.
+
+    Attributes:
+        num_updates: updates so far, where rounding depends on it, else 0.
+    """
+
+    num_updates: int
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows by feature."""
@@ -37,6 +44,13 @@ class EmbeddingTables(Protocol):
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes allocated for rows and for optimizer state."""
+
+    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
+        """Has ``before_update`` called before each update of rows, or no longer (None).
+
+        Returns:
+            Whether it will be: False where rows are not on the CPU.
+        """
 
 
 def build_tables(

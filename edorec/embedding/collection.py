@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import cpu, reference
-from edorec.embedding.kernels.layout import FEATURE_COLUMNS, Lookups, index_of
+from edorec.embedding.kernels.layout import FEATURE_COLUMNS, BeforeUpdate, Lookups, index_of
 from edorec.embedding.kernels.noise import table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
 from edorec.embedding.states import STATES
@@ -122,6 +122,7 @@ class RowTables:
         self._optimizer = optimizer
         self._seed = seed
         self.num_updates = 0
+        self.before_update: BeforeUpdate | None = None
         self.memories = [
             make_bands(table.bands, dim=table.embedding_dim, optimizer=optimizer, device=device)
             for table in tables
@@ -178,6 +179,8 @@ class RowTables:
 
     def update(self, lookups: Lookups, gradients: torch.Tensor) -> None:
         """One step of the optimizer on the rows that were looked up."""
+        if self.before_update is not None:
+            self.before_update(*self._arrays, lookups)
         self.num_updates += 1
         keys = [
             table_key(seed=self._seed, step=self.num_updates, table=index)
@@ -372,6 +375,22 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """By table, each band's live bytes; see ``RowTables.state``."""
         return self.tables.state()
+
+    @property
+    def num_updates(self) -> int:
+        """Updates so far; rounding draws other numbers in each."""
+        return self.tables.num_updates
+
+    @num_updates.setter
+    def num_updates(self, number: int) -> None:
+        self.tables.num_updates = number
+
+    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
+        """Has ``before_update`` called before each update; see ``EmbeddingTables``."""
+        if self.device.type != "cpu":
+            return False
+        self.tables.before_update = before_update
+        return True
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes allocated for rows and for optimizer state."""

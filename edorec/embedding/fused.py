@@ -26,6 +26,8 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Poo
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from edorec.embedding.kernels.layout import BeforeUpdate
+
 PADDING = 4
 SPARSE_TYPES = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
 OPTIMIZERS = {
@@ -50,6 +52,8 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         seed: initial values depend on it and on the table's name alone.
         device: cpu or cuda.
     """
+
+    num_updates = 0  # nothing of these optimizers depends on it
 
     def __init__(
         self,
@@ -138,6 +142,10 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             }
             for table, weight, tensors in zip(self._tables, weights, optimizer_states, strict=True)
         }
+
+    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
+        """FBGEMM updates rows without a call before it: always False."""
+        return False
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes allocated for rows (padding included) and for optimizer state."""

@@ -3,7 +3,7 @@
 Arrays of int64, one row an entry, whose columns are named here; the same for every kernel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,10 @@ class Lookups:
     offsets: torch.Tensor
     weights: torch.Tensor | None
     out_size: int
+
+
+# Called before rows are updated, with bands, tables, and what was looked up.
+BeforeUpdate = Callable[[np.ndarray, np.ndarray, Lookups], None]
 
 
 def table_slots(features: np.ndarray, offsets: np.ndarray, num_tables: int) -> np.ndarray:

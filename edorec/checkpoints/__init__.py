@@ -1,0 +1,1 @@
+"""Checkpoints of a run, from which it goes on exactly as if it had never stopped."""
