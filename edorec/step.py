@@ -88,7 +88,8 @@ class TrainingStep:
     def tensors(self) -> dict[str, Any]:
         """Live dense weights and optimizer state; tables are not among them."""
         return {
-            "model": dict(self.recommender.model.state_dict()),
+            "model": self.recommender.model.state_dict(),
+            "task_weights": self.task_weights.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
 
@@ -105,6 +106,7 @@ class TrainingStep:
     def restore(self, tensors: dict[str, Any], figures: dict[str, Any]) -> None:
         """Takes over what ``tensors`` and ``figures`` of another step returned."""
         self.recommender.model.load_state_dict(tensors["model"])
+        self.task_weights.load_state_dict(tensors["task_weights"])
         self._optimizer.load_state_dict(tensors["optimizer"])
         self.num_steps = figures["num_steps"]
         self.num_rows = figures["num_rows"]

@@ -109,10 +109,14 @@ def test_b50_two_interruptions_change_nothing(
                 ],
             }
         },
+        {
+            "train": {"task_weights": "uncertainty"},
+            "model": {"head": {"name": "ple"}},
+        },
         {"data": {"shuffle": False}, "train": {"matmul_precision": "bf16"}},
         {"data": {"shuffle_rows": 300}, "vocabularies": {"user": {"min_count": 5, "oov_rate": 1}}},
     ],
-    ids=["adam", "fp16", "qat", "bands", "in order", "buckets"],
+    ids=["adam", "fp16", "qat", "bands", "learned weights", "in order", "buckets"],
 )
 def test_every_storage_resumes_exactly(log: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
     config = toy_config(log, **settings(**sections))
