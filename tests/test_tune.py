@@ -248,7 +248,7 @@ def test_folders_that_cannot_be_used_are_refused(log: Path, tmp_path: Path) -> N
     used.mkdir()
     handle = os.open(used, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(InputError, match=r"^another edorec tune is at work in .*used$"):
+    with pytest.raises(InputError, match=r"^another process is at work in .*used$"):
         search(log, used, trials=1)
     os.close(handle)
 
