@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from edorec.embedding.build import EmbeddingTables
-from edorec.embedding.kernels.layout import Lookups
+from edorec.embedding.kernels.layout import Lookups, table_slots
 from edorec.embedding.kernels.pages import PAGE_BYTES, claim, copy_pages, touch
 
 I64 = npt.NDArray[np.int64]
@@ -157,14 +157,16 @@ class TableSnapshots:
 
     def _before_update(self, bands: I64, tables: I64, lookups: Lookups) -> None:
         """Marks the pages that an update is about to change, and saves those still to be copied."""
-        found = np.empty(self._most_pages_a_row * len(lookups.values), np.int64)
+        offsets = lookups.offsets.numpy()
+        num_lookups = table_slots(lookups.features, offsets, len(tables))[-1]
+        found = np.empty(self._most_pages_a_row * num_lookups, np.int64)
         with self._has_changed:
             count = touch(
                 bands,
                 tables,
                 lookups.features,
                 lookups.values.numpy(),
-                lookups.offsets.numpy(),
+                offsets,
                 self._first_pages,
                 self.changed,
                 self._pending,

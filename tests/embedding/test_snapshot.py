@@ -164,3 +164,21 @@ def test_tables_that_do_not_announce_updates_are_copied_when_it_begins() -> None
     content = np.concatenate([pages[number] for number in sorted(pages)])
     assert np.array_equal(content[: before.nbytes].view(np.float32), before.numpy().reshape(-1))
     assert snapshots.changed_share == 1
+
+
+def test_a_feature_of_many_tables_finds_more_pages_than_it_has_values() -> None:
+    names = [f"t{k}" for k in range(12)]
+    tables = EdoEmbeddingBagCollection(
+        [
+            EdoTableConfig(name=n, num_embeddings=64, embedding_dim=254, feature_names=["f"])
+            for n in names
+        ]
+    )
+    snapshots = TableSnapshots(tables)
+    before = memory(tables)
+    snapshots.begin(whole=True)
+    ids = torch.arange(64)
+    features = KeyedJaggedTensor(["f"], ids, lengths=torch.ones(64, dtype=torch.int32))
+    tables(features).values().sum().backward()
+    assert np.array_equal(apply(collect(snapshots), np.zeros_like(before)), before)
+    assert snapshots.changed_share == 1
