@@ -18,7 +18,16 @@ Problem = tuple[Path, str]
 
 def cross_check(values: dict[str, Any]) -> list[Problem]:
     """(key path, sentence) of every fault between keys."""
-    checks = (_features, _vocabularies, _sequences, _labels, _tasks, _memory, _training)
+    checks = (
+        _features,
+        _vocabularies,
+        _sequences,
+        _task_specific,
+        _labels,
+        _tasks,
+        _memory,
+        _training,
+    )
     return [problem for check in checks for problem in check(values)]
 
 
@@ -130,6 +139,19 @@ def _sequences(values: dict[str, Any]) -> Iterator[Problem]:
             ("model", "transformer", "share_layers"),
             f"it must divide num_layers, which is {layers}",
         )
+
+
+def _task_specific(values: dict[str, Any]) -> Iterator[Problem]:
+    tasks = list(_mapping(values, "tasks"))
+    features = _mapping(values, "features", "sparse")
+    names = [*tasks, *features, *(_text(f, "vocabulary") or "" for f in features.values())]
+    for vocabulary in _entries(values, "vocabularies"):
+        for task in _mapping(values, "vocabularies", vocabulary, "task_specific"):
+            path: Path = ("vocabularies", vocabulary, "task_specific", task)
+            if tasks and task not in tasks:
+                yield path, f"there is no task {task}" + near(task, tasks)
+            for name in dict.fromkeys(name for name in names if "@" in name):
+                yield path, f"its table is called {vocabulary}@{task}, so {name} may hold no @"
 
 
 def _labels(values: dict[str, Any]) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import RowMap, build_row_map
 from edorec.embedding.build import EmbeddingTables, build_tables
 from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.task_tables import TaskTable, add_task_lookups, task_lookups, task_tables
 from edorec.errors import ConfigError
 from edorec.layers.sequences import Padded
 from edorec.models.model import MultiTaskModel, SequenceFeature, build_model
@@ -23,35 +24,40 @@ class Recommender:
     """Tables and dense part.
 
     Attributes:
-        row_maps: by vocabulary, which ids have a row of their own.
-        dims: embedding dim by vocabulary.
+        row_maps: by table, which ids have a row of their own; a vocabulary's table has its name.
+        dims: embedding dim by table.
+        num_ids: by table, ids of the training data that it is for.
         tables: embedding tables; their optimizer is fused.
+        task_tables: those among them that one task alone looks up.
         model: embeddings and dense features to logits.
-        features: sparse features in the order that the model takes them.
+        lookups: in the order that the model takes them: the sparse features, then those in the
+            tables of tasks.
         sequences: those among them that are lists for the model to pool.
         device: where both are.
     """
 
     row_maps: dict[str, RowMap]
     dims: dict[str, int]
+    num_ids: dict[str, int]
     tables: EmbeddingTables
+    task_tables: list[TaskTable]
     model: MultiTaskModel
-    features: tuple[str, ...]
+    lookups: dict[str, SparseFeature]
     sequences: frozenset[str]
     device: torch.device
 
     def embed(self, batch: Batch) -> list[torch.Tensor | Padded]:
-        """Embeddings of a batch whose values are rows: float32 (B, D), or lists, by feature."""
-        if not self.features:
+        """Embeddings of a batch whose values are rows: float32 (B, D), or lists, by look-up."""
+        if not self.lookups:
             return []
-        sparse = batch.sparse.to(self.device)
+        sparse = add_task_lookups(batch.sparse, self.task_tables).to(self.device)
         if not self.sequences:
             return [*_split(self.tables(sparse))]
         assert isinstance(self.tables, EdoEmbeddingBagCollection)
         pooled, lists = self.tables.look_up(sparse, unpooled=self.sequences)
         vectors = iter(_split(pooled))
         return [
-            _pad(lists[name]) if name in self.sequences else next(vectors) for name in self.features
+            _pad(lists[name]) if name in self.sequences else next(vectors) for name in self.lookups
         ]
 
     def logits(self, batch: Batch) -> torch.Tensor:
@@ -82,6 +88,15 @@ def build_recommender(
         for name in names
     }
     dims = {name: settings[name].dim or config.embedding.dim for name in names}
+    counts = {name: vocabularies[name].counts for name in names}
+    num_ids = {name: vocabularies[name].num_ids for name in names}
+    own = task_tables(features, settings=settings, row_maps=row_maps, tasks=list(config.tasks))
+    for table in own:
+        row_maps[table.name], dims[table.name] = table.row_map, table.dim
+        counts[table.name] = counts[table.vocabulary]
+        rows = settings[table.vocabulary].task_specific[table.task].rows
+        num_ids[table.name] = min(rows, num_ids[table.vocabulary])
+    lookups = {**features, **task_lookups(features, own)}
     torch.manual_seed(config.train.seed)
     try:
         model = build_model(
@@ -90,13 +105,17 @@ def build_recommender(
             num_dense=len(config.features.dense),
             num_tasks=len(config.tasks),
             sequences=_sequence_features(features),
+            specific_dims=[
+                [table.dim for table in own if table.task == task for _ in table.features]
+                for task in config.tasks
+            ],
         )
     except ValueError as error:
         raise ConfigError([f"model: {error}"]) from error
     tables = build_tables(
-        features=features,
+        features=lookups,
         row_maps=row_maps,
-        counts={name: vocabularies[name].counts for name in names},
+        counts=counts,
         dims=dims,
         embedding=config.embedding,
         memory=config.memory,
@@ -104,7 +123,9 @@ def build_recommender(
         device=device,
     )
     sequences = frozenset(name for name, feature in features.items() if is_sequence(feature))
-    return Recommender(row_maps, dims, tables, model.to(device), tuple(features), sequences, device)
+    return Recommender(
+        row_maps, dims, num_ids, tables, own, model.to(device), lookups, sequences, device
+    )
 
 
 def _sequence_features(features: Mapping[str, SparseFeature]) -> list[SequenceFeature]:

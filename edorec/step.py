@@ -150,7 +150,7 @@ class TrainingStep:
         ]
         bad = [
             f"embedding of feature {name}"
-            for name, vectors in zip(self.recommender.features, embedded, strict=True)
+            for name, vectors in zip(self.recommender.lookups, embedded, strict=True)
             if not torch.isfinite(vectors[0] if isinstance(vectors, Padded) else vectors).all()
         ]
         bad += [

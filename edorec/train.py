@@ -91,7 +91,7 @@ def run(
             check_identity(saved, identified)
         begin_run_dir(run_dir, dump_config(config), saved=saved)
         copy_vocabularies(prepared, run_dir / "vocabularies")
-        plan = _table_bytes(config, prepared, recommender)
+        plan = _table_bytes(config, recommender)
         write_plan(run_dir, plan)
         if verbosity > 0:
             print_plan(plan, console)
@@ -251,9 +251,7 @@ def _report(
             "counts": prepared.counts,
         },
         "tasks": tasks,
-        "memory": memory_report(
-            _table_bytes(config, prepared, recommender), peak_rss_bytes=peak_rss_bytes()
-        ),
+        "memory": memory_report(_table_bytes(config, recommender), peak_rss_bytes=peak_rss_bytes()),
         "speed": {
             "prepare_seconds": prepared.seconds,
             "eval_rows_per_second": prepared.splits[split].rows / seconds,
@@ -261,13 +259,11 @@ def _report(
     }
 
 
-def _table_bytes(
-    config: RunConfig, prepared: Prepared, recommender: Recommender
-) -> list[TableBytes]:
+def _table_bytes(config: RunConfig, recommender: Recommender) -> list[TableBytes]:
     return report_bytes(
         recommender.tables,
         row_maps=recommender.row_maps,
-        num_ids={name: vocab.num_ids for name, vocab in prepared.vocabularies.items()},
+        num_ids=recommender.num_ids,
         dims=recommender.dims,
         memory=config.memory,
         device=recommender.device,

@@ -207,3 +207,24 @@ def test_lists_attend_from_the_other_feature_of_their_vocabulary(tmp_path):
         "--set features.sparse.recent.candidate=item: features.sparse.recent.candidate: it is for "
         "lists with pooling din or transformer"
     ]
+
+
+def test_rows_of_single_tasks(tmp_path):
+    path = write(tmp_path, GOOD)
+    loaded = load_config(path, ["vocabularies.item.task_specific={buy: {rows: 20}}"])
+    assert loaded.config.vocabularies["item"].task_specific["buy"].dim == 8
+    assert problems(
+        path,
+        "vocabularies.item.task_specific.bye.rows=20",
+        "vocabularies.item.task_specific.buy.dim=4",
+        "features.sparse.item@buy={}",
+    ) == [
+        "--set vocabularies.item.task_specific.bye.rows=20: vocabularies.item.task_specific.bye: "
+        "there is no task bye; did you mean buy?",
+        "--set vocabularies.item.task_specific.bye.rows=20: vocabularies.item.task_specific.bye: "
+        "its table is called item@bye, so item@buy may hold no @",
+        "--set vocabularies.item.task_specific.buy.dim=4: vocabularies.item.task_specific.buy: "
+        "its table is called item@buy, so item@buy may hold no @",
+        "--set vocabularies.item.task_specific.buy.dim=4: vocabularies.item.task_specific.buy."
+        "rows: required and not given; wanted a whole number >= 1",
+    ]

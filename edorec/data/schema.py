@@ -48,6 +48,15 @@ class DataConfig(Section):
     )
 
 
+class TaskRowsConfig(Section):
+    """Rows that one task alone sees and trains, beside the shared ones (STEM, AAAI 2024)."""
+
+    rows: int = Field(
+        ge=1, description="The most frequent ids that get such a row; all others share one."
+    )
+    dim: int = Field(8, ge=1, description="Embedding dim of these rows.")
+
+
 class VocabularyConfig(Section):
     """The ids of one entity, in order of frequency, and which of them get an embedding row."""
 
@@ -68,6 +77,9 @@ class VocabularyConfig(Section):
         le=1,
         description="While training, ids seen once or twice take their bucket's row with this "
         "probability, so that buckets learn what an unknown id means.",
+    )
+    task_specific: dict[str, TaskRowsConfig] = Field(
+        {}, description="By task, rows of its own for the most frequent ids."
     )
 
 

@@ -1,8 +1,9 @@
 """Optimizers that run inside the update of table rows: what they keep and what they do.
 
 For a row that a step looked up, g is the sum of its gradients and w its values; rows that were not
-looked up stay bit for bit as they are, weight decay included. First w shrinks by learning_rate *
-weight_decay * w (decoupled, as AdamW's), then
+looked up stay bit for bit as they are, weight decay included. So do those whose g is zero, unless
+decay or Adam moves them: to round them anew would only add noise. First w shrinks by learning_rate
+* weight_decay * w (decoupled, as AdamW's), then
 
     sgd              w -= lr g
     rowwise_adagrad  a += mean(g^2), one number a row;     w -= lr g / (sqrt(a) + eps)
@@ -48,6 +49,11 @@ class Step:
         """What the numba kernel takes: lr, weight decay, Adam's two corrections; float32."""
         corrections = (1 - BETA_1**self.number, 1 - BETA_2**self.number)
         return np.array([self.learning_rate, self.weight_decay, *corrections], np.float32)
+
+
+def keeps_idle_rows(optimizer: str, step: Step) -> bool:
+    """Whether a row whose gradient is zero stays as it is."""
+    return optimizer != "adam" and step.weight_decay == 0
 
 
 def state_bytes(optimizer: str, *, dim: int, state: StateFormat) -> int:

@@ -1,4 +1,11 @@
-"""How tasks share what the backbone found. B batch, H hidden, E experts, T tasks."""
+"""How tasks share what the backbone found. B batch, H hidden, E experts, T tasks.
+
+Where tasks have rows of their own (``edorec.embedding.task_tables``), each tower sees those of its
+task beside what it sees of the shared part: ``specific`` holds T tensors (B, W of the task), and is
+empty where there are none.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -17,16 +24,19 @@ class SharedBottom(nn.Module):
         tower_hidden: list[int],
         dropout: float,
         batch_norm: bool,
+        specific_widths: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        widths = [in_features + own for own in specific_widths or [0] * num_tasks]
         self.towers = nn.ModuleList(
-            tower(in_features, tower_hidden, dropout=dropout, batch_norm=batch_norm)
-            for _ in range(num_tasks)
+            tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm) for width in widths
         )
 
-    def forward(self, inputs_BH: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, inputs_BH: torch.Tensor, specific: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
         """(B, H) to logits (B, T)."""
-        return torch.cat([tower(inputs_BH) for tower in self.towers], dim=1)
+        return _logits(self.towers, [inputs_BH] * len(self.towers), specific)
 
 
 class MMoE(nn.Module):
@@ -42,6 +52,7 @@ class MMoE(nn.Module):
         tower_hidden: list[int],
         dropout: float,
         batch_norm: bool,
+        specific_widths: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.experts = nn.ModuleList(
@@ -50,21 +61,18 @@ class MMoE(nn.Module):
         )
         self.gates = nn.ModuleList(nn.Linear(in_features, num_experts) for _ in range(num_tasks))
         width = expert_hidden[-1] if expert_hidden else in_features
+        widths = [width + own for own in specific_widths or [0] * num_tasks]
         self.towers = nn.ModuleList(
-            tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm)
-            for _ in range(num_tasks)
+            tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm) for width in widths
         )
 
-    def forward(self, inputs_BH: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, inputs_BH: torch.Tensor, specific: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
         """(B, H) to logits (B, T)."""
         experts_BEH = torch.stack([expert(inputs_BH) for expert in self.experts], dim=1)
-        return torch.cat(
-            [
-                tower(_mix(gate, inputs_BH, experts_BEH))
-                for gate, tower in zip(self.gates, self.towers, strict=True)
-            ],
-            dim=1,
-        )
+        mixes = [_mix(gate, inputs_BH, experts_BEH) for gate in self.gates]
+        return _logits(self.towers, mixes, specific)
 
 
 class PLE(nn.Module):
@@ -84,6 +92,7 @@ class PLE(nn.Module):
         tower_hidden: widths of each task's tower.
         dropout: in every MLP.
         batch_norm: in every MLP.
+        specific_widths: of the vectors that each task has of its own.
     """
 
     def __init__(
@@ -98,6 +107,7 @@ class PLE(nn.Module):
         tower_hidden: list[int],
         dropout: float,
         batch_norm: bool,
+        specific_widths: Sequence[int] = (),
     ) -> None:
         super().__init__()
         width = expert_hidden[-1] if expert_hidden else in_features
@@ -114,19 +124,19 @@ class PLE(nn.Module):
             )
             for level in range(num_levels)
         )
+        widths = [width + own for own in specific_widths or [0] * num_tasks]
         self.towers = nn.ModuleList(
-            tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm)
-            for _ in range(num_tasks)
+            tower(width, tower_hidden, dropout=dropout, batch_norm=batch_norm) for width in widths
         )
 
-    def forward(self, inputs_BH: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, inputs_BH: torch.Tensor, specific: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
         """(B, H) to logits (B, T)."""
         streams = [inputs_BH] * (len(self.towers) + 1)
         for level in self.levels:
             streams = level(streams)
-        return torch.cat(
-            [tower(stream) for tower, stream in zip(self.towers, streams, strict=False)], dim=1
-        )
+        return _logits(self.towers, streams[: len(self.towers)], specific)
 
 
 class _PLELevel(nn.Module):
@@ -178,6 +188,16 @@ def tower(
     """An MLP that ends in one logit."""
     mlp = MLP(in_features, hidden, dropout=dropout, batch_norm=batch_norm)
     return nn.Sequential(mlp, nn.Linear(mlp.out_features, 1))
+
+
+def _logits(
+    towers: nn.ModuleList, inputs: Sequence[torch.Tensor], specific: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Logits (B, T) of T inputs (B, H), each beside what its task has of its own."""
+    if specific:
+        pairs = zip(inputs, specific, strict=True)
+        inputs = [torch.cat([shared_BH, own_BW], dim=1) for shared_BH, own_BW in pairs]
+    return torch.cat([tower(x) for tower, x in zip(towers, inputs, strict=True)], dim=1)
 
 
 def _mix(gate: nn.Module, inputs_BI: torch.Tensor, experts_BEH: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,8 @@ from edorec.models.config import ModelConfig
 
 BACKBONES = {"deepfm": DeepFM, "dlrm": DLRM, "dcnv2": DCNv2}
 HEADS = {"shared_bottom": SharedBottom, "mmoe": MMoE, "ple": PLE, "esmm": ESMM}
+# Heads in which what a task has of its own gets the gradient of that task alone.
+TASK_SPECIFIC_HEADS = ("shared_bottom", "mmoe", "ple")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class MultiTaskModel(nn.Module):
         head: over what the backbone found.
         sequences: lists that come in as they are.
         poolings: one for each of them.
+        num_shared: how many embeddings all tasks share; those of single tasks follow, task by task.
+        num_specific: how many each task has of its own.
     """
 
     def __init__(
@@ -54,21 +58,35 @@ class MultiTaskModel(nn.Module):
         *,
         sequences: Sequence[SequenceFeature],
         poolings: Sequence[nn.Module],
+        num_shared: int,
+        num_specific: Sequence[int],
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.poolings = nn.ModuleList(poolings)
         self._sequences = list(sequences)
+        self._num_shared = num_shared
+        self._num_specific = list(num_specific)
 
     def forward(
         self, embedded: Sequence[torch.Tensor | Padded], dense_BN: torch.Tensor
     ) -> torch.Tensor:
-        """Float32 (B, D) of each feature, or its lists, and (B, N), to logits (B, T)."""
-        pooled = list(embedded)
+        """Float32 (B, D) of each look-up, or its lists, and (B, N), to logits (B, T)."""
+        pooled = list(embedded[: self._num_shared])
         for feature, pool in zip(self._sequences, self.poolings, strict=True):
             pooled[feature.place] = pool(embedded[feature.place], embedded[feature.candidate])
-        logits_BT: torch.Tensor = self.head(self.backbone(pooled, dense_BN))
+        hidden_BH = self.backbone(pooled, dense_BN)
+        if not any(self._num_specific):
+            logits_BT: torch.Tensor = self.head(hidden_BH)
+            return logits_BT
+        specific, start = [], self._num_shared
+        for count in self._num_specific:
+            # The dense features' empty slice is for a task without vectors of its own.
+            own = (*embedded[start : start + count], dense_BN[:, :0])
+            specific.append(torch.cat(own, dim=1))
+            start += count
+        logits_BT = self.head(hidden_BH, specific)
         return logits_BT
 
 
@@ -79,8 +97,17 @@ def build_model(
     num_dense: int,
     num_tasks: int,
     sequences: Sequence[SequenceFeature] = (),
+    specific_dims: Sequence[Sequence[int]] = (),
 ) -> MultiTaskModel:
-    """Builds the model that ``config`` describes for features of the given dims.
+    """Builds the model that ``config`` describes.
+
+    Args:
+        config: backbone and head.
+        dims: of the features' vectors.
+        num_dense: dense features.
+        num_tasks: tasks.
+        sequences: lists that the model pools.
+        specific_dims: of the vectors that each task has of its own; empty where none has any.
 
     Raises:
         ValueError: if backbone, head or a pooling cannot work on these features.
@@ -90,8 +117,22 @@ def build_model(
     backbone_args = config.backbone.model_dump(exclude={"name"})
     backbone = BACKBONES[config.backbone.name](dims, num_dense, **backbone_args, **common)
     head_args = config.head.model_dump(exclude={"name"})
+    if any(specific_dims):
+        if config.head.name not in TASK_SPECIFIC_HEADS:
+            raise ValueError(
+                f"head {config.head.name} takes no rows of single tasks; leave out task_specific "
+                f"of the vocabularies, or use head {' or '.join(TASK_SPECIFIC_HEADS)}"
+            )
+        head_args["specific_widths"] = [sum(dims) for dims in specific_dims]
     head = HEADS[config.head.name](backbone.out_features, num_tasks, **head_args, **common)
-    return MultiTaskModel(backbone, head, sequences=sequences, poolings=poolings)
+    return MultiTaskModel(
+        backbone,
+        head,
+        sequences=sequences,
+        poolings=poolings,
+        num_shared=len(dims),
+        num_specific=[len(own) for own in specific_dims],
+    )
 
 
 def _pooling(config: ModelConfig, feature: SequenceFeature, dim: int) -> nn.Module:

@@ -87,6 +87,11 @@ def load_run(folder: Path) -> Run:
             f"{folder} pools {', '.join(sorted(recommender.sequences))} by attention, which export "
             "does not write yet; train with pooling sum or mean to serve"
         )
+    if recommender.task_tables:
+        raise InputError(
+            f"{folder} has tables of single tasks ({recommender.task_tables[0].name}, ...), which "
+            "export does not write; train without vocabularies.NAME.task_specific to serve"
+        )
     load_model(
         folder / "checkpoints" / "best.pt", model=recommender.model, tables=recommender.tables
     )

@@ -254,9 +254,9 @@ def test_b43_the_model_gets_each_features_vector_whatever_their_order_in_the_con
         end=3,
     )
     embedded = recommender.embed(batch)
-    assert recommender.features == ("fp32_sum", "hashed", "item", "viewed", "mean")
+    assert list(recommender.lookups) == ["fp32_sum", "hashed", "item", "viewed", "mean"]
     assert isinstance(recommender.tables, EdoEmbeddingBagCollection)
-    for name, values in zip(recommender.features, embedded, strict=True):
+    for name, values in zip(recommender.lookups, embedded, strict=True):
         weight = recommender.tables.tables.weight(FEATURES[name].get("vocabulary", name))
         mean = FEATURES[name]["pooling"] == "mean"
         torch.testing.assert_close(values, by_hand(weight, BAGS[name], mean=mean))

@@ -14,7 +14,13 @@ from edorec.models.config import (
     PLEConfig,
     SharedBottomConfig,
 )
-from edorec.models.model import BACKBONES, HEADS, SequenceFeature, build_model
+from edorec.models.model import (
+    BACKBONES,
+    HEADS,
+    TASK_SPECIFIC_HEADS,
+    SequenceFeature,
+    build_model,
+)
 
 BACKBONE_CONFIGS = [DeepFMConfig(hidden=[8]), DLRMConfig(hidden=[8]), DCNv2Config(hidden=[8])]
 HEAD_CONFIGS = [
@@ -48,6 +54,40 @@ def test_every_weight_and_input_gets_a_gradient(backbone: Backbone, head: Head) 
     for tensor in [*pooled, dense]:
         assert tensor.grad is not None
         assert tensor.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", TASK_SPECIFIC_HEADS)
+def test_vectors_of_one_task_reach_its_logit_alone(name: str) -> None:
+    torch.manual_seed(0)
+    head = next(config for config in HEAD_CONFIGS if config.name == name)
+    model = build_model(
+        ModelConfig(backbone=BACKBONE_CONFIGS[0], head=head),
+        dims=[4, 4],
+        num_dense=1,
+        num_tasks=3,
+        specific_dims=[[2], [], [3, 5]],
+    )
+    shared = [torch.randn(16, 4, requires_grad=True) for _ in range(2)]
+    own = [torch.randn(16, dim, requires_grad=True) for dim in (2, 3, 5)]
+    logits = model([*shared, *own], torch.randn(16, 1))
+    for task, reached in enumerate(([0], [], [1, 2])):
+        tensors = [*shared, *own]
+        grads = torch.autograd.grad(
+            logits[:, task].sum(), tensors, retain_graph=True, materialize_grads=True
+        )
+        assert [k for k, grad in enumerate(grads[2:]) if grad.any()] == reached
+        assert all(grad.any() for grad in grads[:2])
+
+
+def test_a_head_that_would_pass_a_tasks_gradient_on_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"head esmm takes no rows of single tasks; leave out"):
+        build_model(
+            ModelConfig(head=ESMMConfig()),
+            dims=[4],
+            num_dense=0,
+            num_tasks=2,
+            specific_dims=[[2], []],
+        )
 
 
 @pytest.mark.parametrize("backbone", BACKBONE_CONFIGS, ids=lambda config: config.name)

@@ -55,7 +55,14 @@ from edorec.embedding.kernels.primitives import (
     row_key,
 )
 from edorec.embedding.kernels.threads import SIGNATURE, next_unit, pack, run_on_threads
-from edorec.embedding.optimizers import BETA_1, BETA_2, EPSILON, OPTIMIZERS, Step
+from edorec.embedding.optimizers import (
+    BETA_1,
+    BETA_2,
+    EPSILON,
+    OPTIMIZERS,
+    Step,
+    keeps_idle_rows,
+)
 from edorec.embedding.states import STATES
 
 AHEAD = 16
@@ -319,6 +326,14 @@ def _add_gradient(gradient: Any, scale: Any, dim: int, g: Any) -> None:
         g[d] += scale * gradient[d]
 
 
+@njit(forceinline=True)
+def _any(g: Any, dim: int) -> bool:
+    count = 0
+    for d in range(dim):
+        count += g[d] != 0
+    return count > 0
+
+
 @njit
 def _update_rows(packed: Any, t: int, low: int, high: int, spare: int) -> None:
     """Updates the rows of a table that begin at its keys ``low`` to ``high`` (excluded)."""
@@ -343,6 +358,8 @@ def _update_rows(packed: Any, t: int, low: int, high: int, spare: int) -> None:
             place = keys[i] & PLACE_MASK
             _add_gradient(floats_at(gradients + 4 * starts[place]), scales[place], dim, g)
             i += 1
+        if packed[13] and not _any(g, dim):
+            continue
         entry, address = _locate(bands, first, end, row)
         code, state = bands[entry + FORMAT], bands[entry + STATE]
         key = row_key(table_key, row)
@@ -357,7 +374,7 @@ def _update(packed: Any) -> None:
     """Every unit is some look-ups of a table.
 
     Arguments: bands, tables, slots, keys, starts, scales, gradients, step, table keys,
-    optimizer, number of tables, largest dim.
+    optimizer, number of tables, largest dim, whether rows of gradient zero stay as they are.
     """
     slots = ints_at(packed[3])
     spare = np.empty(2 * packed[12], np.float32)
@@ -471,6 +488,7 @@ def backward(
         OPTIMIZERS.index(optimizer),
         num_tables,
         int(tables[:, DIM].max()),
+        keeps_idle_rows(optimizer, step),
     )
     run_on_threads(_compiled()[2], packed)
 

@@ -18,7 +18,7 @@ from edorec.embedding.kernels.layout import (
     first_outside,
 )
 from edorec.embedding.kernels.noise import row_keys, row_noise
-from edorec.embedding.optimizers import Step, update_rows
+from edorec.embedding.optimizers import Step, keeps_idle_rows, update_rows
 from edorec.embedding.states import StateFormat
 
 
@@ -98,6 +98,9 @@ def backward(
     """As ``kernels.cpu.backward``."""
     for index, table in enumerate(tables):
         rows, sums_ND = _sum_by_row(table, index, lookups, gradients)
+        if keeps_idle_rows(optimizer, step):
+            moves = sums_ND.any(dim=1)
+            rows, sums_ND = rows[moves], sums_ND[moves]
         for band in table.bands:
             places, local = _in_band(band, rows)
             if not len(places):
