@@ -1,7 +1,8 @@
 """Memory of embedding tables in bytes, as allocated and as FP32 would take.
 
 ``baseline_bytes`` is the denominator of every fraction that a run states: the same tables, shared
-as configured, an FP32 row for every id of the training data, 4 bytes of optimizer state a row.
+as configured, an FP32 row for every id of the training data (a task's own table: for the ids it is
+for), 4 bytes of optimizer state a row.
 """
 
 from collections.abc import Iterable
@@ -17,8 +18,8 @@ class TableBytes:
     """One table as it is held in memory.
 
     Attributes:
-        name: the vocabulary's name.
-        num_ids: ids of the training data, with or without a row of their own.
+        name: the vocabulary's name, with @ and the task's for rows of one task.
+        num_ids: ids of the training data that it is for, with or without a row of their own.
         rows: rows allocated, buckets included.
         buckets: rows shared by hash.
         dim: embedding dim without padding.
