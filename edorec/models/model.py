@@ -6,6 +6,7 @@ Adding a backbone or head is a class under ``edorec/layers``, its settings in
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -83,8 +84,8 @@ class MultiTaskModel(nn.Module):
         specific, start = [], self._num_shared
         for count in self._num_specific:
             # The dense features' empty slice is for a task without vectors of its own.
-            own = (*embedded[start : start + count], dense_BN[:, :0])
-            specific.append(torch.cat(own, dim=1))
+            own = cast(Sequence[torch.Tensor], embedded[start : start + count])
+            specific.append(torch.cat([*own, dense_BN[:, :0]], dim=1))
             start += count
         logits_BT = self.head(hidden_BH, specific)
         return logits_BT
