@@ -7,7 +7,7 @@ shared table are ranks, so a look-up is that of the shared table, cut off at tha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -70,7 +70,7 @@ def task_tables(
                 continue
             shared = row_maps[name]
             own_rows = min(wanted.rows, shared.num_own_rows)
-            row_map = RowMap(own_rows, 1, rare_from=shared.rare_from, oov_rate=0.0)
+            row_map = replace(shared, num_own_rows=own_rows, num_buckets=1)
             users = tuple(f for f, feature in features.items() if (feature.vocabulary or f) == name)
             tables.append(TaskTable(name, task, row_map, wanted.dim, users))
     return tables

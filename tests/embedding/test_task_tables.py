@@ -112,9 +112,10 @@ def test_rows_formats_and_initial_rows_follow_the_rules_of_all_tables() -> None:
     assert shapes["item@click"] == {
         "band0_fp32_fp32": (3, 5 * 4 + 4),
         "band1_int8_log8": (6, 5 + 4 + 1),
-        "band2_fp32_fp32": (1, 5 * 4 + 4),
+        "band2_int8_log8": (1, 5 + 4 + 1),
     }
-    assert shapes["item@buy"] == {"band0_fp32_fp32": (3, 12), "band1_fp32_fp32": (1, 12)}
+    # The ids that share the last row are 27 look-ups together.
+    assert shapes["item@buy"] == {"band0_fp32_fp32": (3, 12), "band1_int8_log8": (1, 2 + 4 + 1)}
     assert not tables.weight("item@click")[-1].any()
     assert tables.weight("item@click")[:-1].any(1).all()
 
