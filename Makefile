@@ -19,7 +19,7 @@ setup-test: .venv/.setup-test
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-.venv/.setup-test: requirements/test.txt requirements/tune.txt .venv/.setup-$(DEVICE)
+.venv/.setup-test: requirements/test.txt requirements/tune.txt requirements/serve.txt .venv/.setup-$(DEVICE)
 	$(PIP) -r requirements/test.txt
 	touch $@
 

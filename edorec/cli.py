@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edorec import cli_serving
+from edorec import cli_http, cli_serving
 from edorec.cli_options import (
     Config,
     Quiet,
@@ -323,6 +323,8 @@ def init(
 app.command(help=cli_serving.EXPORT_HELP)(cli_serving.export)
 app.command(help=cli_serving.SCORE_HELP)(cli_serving.score)
 app.command(name="predict", help="The same as score.")(cli_serving.score)
+app.command(help=cli_http.SERVE_HELP)(cli_http.serve)
+app.command(name="bench-serve", help=cli_http.BENCH_HELP)(cli_http.bench_serve)
 
 
 def main() -> None:
