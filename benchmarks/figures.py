@@ -66,12 +66,18 @@ def write_figures(figures: list[Figure], *, json_path: Path | None) -> None:
         ],
         "machine": machine(),
         "versions": versions(),
-        "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python -m", f"benchmarks.{_module()}", *sys.argv[1:]]),
     }
     json_path.parent.mkdir(parents=True, exist_ok=True)
     temporary = json_path.with_name(f"{json_path.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n")
     temporary.replace(json_path)
+
+
+def _module() -> str:
+    """Name of the module that was run, of a package its name."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.stem == "__main__" else path.stem
 
 
 def machine() -> dict[str, str | int]:

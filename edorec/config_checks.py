@@ -125,11 +125,8 @@ def _sequences(values: dict[str, Any]) -> Iterator[Problem]:
                 f"{pooling[name]} attends from another feature of vocabulary {vocabulary[name]}, "
                 f"and {found}",
             )
-        if pooling[name] == "transformer" and feature.get("max_length") is None:
-            yield (
-                (*path, "pooling"),
-                "transformer has a vector for each position; give max_length",
-            )
+        if feature.get("max_length") is None:
+            yield (*path, "pooling"), f"{pooling[name]} needs a longest list; give max_length"
     settings = _mapping(values, "model", "transformer")
     default = TransformerConfig()
     layers = settings.get("num_layers", default.num_layers)

@@ -8,7 +8,13 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from edorec.config import RunConfig
 from edorec.data.batch import Batch
-from edorec.data.schema import SparseFeature, VocabularyConfig, candidate_of, is_sequence
+from edorec.data.schema import (
+    SparseFeature,
+    VocabularyConfig,
+    candidate_of,
+    is_sequence,
+    sequence_length,
+)
 from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import RowMap, build_row_map
 from edorec.embedding.build import EmbeddingTables, build_tables
@@ -136,10 +142,10 @@ def _sequence_features(features: Mapping[str, SparseFeature]) -> list[SequenceFe
             place=names.index(name),
             candidate=names.index(candidate_of(name, features)),
             pooling=feature.pooling,
-            max_length=feature.max_length,
+            max_length=max_length,
         )
         for name, feature in features.items()
-        if is_sequence(feature)
+        if (max_length := sequence_length(feature)) is not None
     ]
 
 

@@ -173,39 +173,35 @@ def test_a_chain_needs_two_tasks(tmp_path):
 
 
 def test_lists_attend_from_the_other_feature_of_their_vocabulary(tmp_path):
-    path = write(tmp_path, GOOD)
-    load_config(path, ["features.sparse.recent.pooling=din"])
-    transformer = [
-        "features.sparse.recent.pooling=transformer",
-        "features.sparse.recent.max_length=5",
+    path = write(tmp_path, GOOD.replace("pooling: sum", "pooling: sum, max_length: 5"))
+    din = "features.sparse.recent.pooling=din"
+    load_config(path, [din])
+    assert problems(path, din, "features.sparse.recent.max_length=null") == [
+        f"--set {din}: features.sparse.recent.pooling: din needs a longest list; give max_length"
     ]
-    load_config(path, transformer)
-    assert problems(path, "features.sparse.recent.pooling=transformer") == [
-        "--set features.sparse.recent.pooling=transformer: features.sparse.recent.pooling: "
-        "transformer has a vector for each position; give max_length"
+    user = "features.sparse.user={pooling: din, max_length: 5}"
+    assert problems(path, user) == [
+        f"--set {user}: features.sparse.user.pooling: din attends from another feature of "
+        "vocabulary user, and there is none"
     ]
-    assert problems(path, *transformer, "model.transformer={num_layers: 3, share_layers: 2}") == [
-        "--set model.transformer={num_layers: 3, share_layers: 2}: "
-        "model.transformer.share_layers: it must divide num_layers, which is 3"
-    ]
-    assert problems(path, "features.sparse.user.pooling=din") == [
-        "--set features.sparse.user.pooling=din: features.sparse.user.pooling: din attends from "
-        "another feature of vocabulary user, and there is none"
-    ]
-    two = ["features.sparse.recent.pooling=din", "features.sparse.bought={vocabulary: item}"]
+    two = [din, "features.sparse.bought={vocabulary: item}"]
     assert problems(path, *two) == [
-        "--set features.sparse.recent.pooling=din: features.sparse.recent.pooling: din attends "
-        "from another feature of vocabulary item, and item, bought have it; name one as candidate"
+        f"--set {din}: features.sparse.recent.pooling: din attends from another feature of "
+        "vocabulary item, and item, bought have it; name one as candidate"
     ]
     load_config(path, [*two, "features.sparse.recent.candidate=bought"])
-    assert problems(path, *two, "features.sparse.recent.candidate=user") == [
-        "--set features.sparse.recent.candidate=user: features.sparse.recent.candidate: din "
-        "attends from a feature of the list's own vocabulary, item, that is no such list itself; "
-        "there are item, bought"
+    candidate = "features.sparse.recent.candidate=user"
+    assert problems(path, *two, candidate) == [
+        f"--set {candidate}: features.sparse.recent.candidate: din attends from a feature of the "
+        "list's own vocabulary, item, that is no such list itself; there are item, bought"
     ]
-    assert problems(path, "features.sparse.recent.candidate=item") == [
-        "--set features.sparse.recent.candidate=item: features.sparse.recent.candidate: it is for "
-        "lists with pooling din or transformer"
+    assert problems(path, candidate) == [
+        f"--set {candidate}: features.sparse.recent.candidate: it is for lists with pooling din or "
+        "transformer"
+    ]
+    layers = "model.transformer={num_layers: 3, share_layers: 2}"
+    assert problems(path, layers) == [
+        f"--set {layers}: model.transformer.share_layers: it must divide num_layers, which is 3"
     ]
 
 

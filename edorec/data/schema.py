@@ -116,6 +116,11 @@ def is_sequence(feature: SparseFeature) -> bool:
     return feature.pooling in SEQUENCE_POOLINGS
 
 
+def sequence_length(feature: SparseFeature) -> int | None:
+    """The longest list of a sequence, None for other features."""
+    return feature.max_length if is_sequence(feature) else None
+
+
 def candidate_of(name: str, features: Mapping[str, SparseFeature]) -> str:
     """The feature that a sequence is attended to from; configurations are checked for it."""
     given = features[name].candidate

@@ -31,13 +31,13 @@ class SequenceFeature:
         place: of the feature among those that the model takes.
         candidate: place of the feature to attend from.
         pooling: din or transformer.
-        max_length: longest list; None where there is no bound.
+        max_length: longest list.
     """
 
     place: int
     candidate: int
     pooling: str
-    max_length: int | None
+    max_length: int
 
 
 class MultiTaskModel(nn.Module):
@@ -139,7 +139,5 @@ def build_model(
 def _pooling(config: ModelConfig, feature: SequenceFeature, dim: int) -> nn.Module:
     if feature.pooling == "din":
         return DIN(dim, hidden=config.din.hidden, dropout=config.dropout)
-    if feature.max_length is None:
-        raise ValueError("transformer has a vector for each position, and a list has no max_length")
     settings = config.transformer.model_dump()
     return Transformer(dim, max_length=feature.max_length, **settings, dropout=config.dropout)

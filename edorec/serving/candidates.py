@@ -51,7 +51,7 @@ class CandidateScorer:
         for start in range(0, len(user_of_R), BATCH_ROWS):
             chosen = torch.from_numpy(user_of_R[start : start + BATCH_ROWS])
             of_candidates = self._candidate.embed(candidates.slice(start, BATCH_ROWS))
-            pooled_BE = torch.empty(len(chosen), sum(self._model.lookups.dims))
+            pooled_BE = torch.empty(len(chosen), sum(self._model.lookups.widths))
             dense_BN = torch.empty(len(chosen), len(_dense_features(self._model.reader)))
             if not self._user.is_empty:
                 pooled_BE[:, self._user.pooled_columns] = of_users[0][chosen]
@@ -79,15 +79,17 @@ class _Side:
         sparse = [use.name for use in self._reader.uses if use.kind in ("id", "bins")]
         self._lookups = whole.subset(sparse)
         self.is_empty = not self._reader.uses
-        ends = np.cumsum(whole.dims)
-        spans = [range(ends[n] - whole.dims[n], ends[n]) for n in map(whole.features.index, sparse)]
+        ends = np.cumsum(whole.widths)
+        spans = [
+            range(ends[n] - whole.widths[n], ends[n]) for n in map(whole.features.index, sparse)
+        ]
         self.pooled_columns = torch.tensor([c for span in spans for c in span], dtype=torch.int64)
         all_dense = _dense_features(model.reader)
         dense = [all_dense.index(name) for name in _dense_features(self._reader)]
         self.dense_columns = torch.tensor(dense, dtype=torch.int64)
 
     def embed(self, table: pa.Table) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pooled rows (B, sum of dims) and dense values (B, N) of its features."""
+        """Pooled rows (B, sum of widths) and dense values (B, N) of its features."""
         inputs = self._reader.read(table)
         return self._lookups.embed(inputs), torch.from_numpy(inputs.dense_BN)
 

@@ -8,38 +8,60 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from edorec.layers.sequences import Padded
 from edorec.models.model import MultiTaskModel
+from edorec.serving.tables import width
 
 EXAMPLE_ROWS = 3  # any number above one, which torch.export would take for a constant
 
 
 class DenseProgram(nn.Module):
-    """Concatenated pooled embeddings (B, E) and dense features (B, N) to logits (B, T)."""
+    """Embeddings of all features side by side (B, E) and dense features (B, N) to logits (B, T).
 
-    def __init__(self, model: MultiTaskModel, dims: Sequence[int], shifts: Sequence[float]) -> None:
-        """``shifts``: logarithm of each task's sampling rate, added to its logit."""
+    Args:
+        model: the dense part.
+        features: dim of each feature and, for a list that the model pools, its longest length.
+        shifts: logarithm of each task's sampling rate, added to its logit.
+    """
+
+    def __init__(
+        self,
+        model: MultiTaskModel,
+        features: Sequence[tuple[int, int | None]],
+        shifts: Sequence[float],
+    ) -> None:
         super().__init__()
         self.model = model
-        self._dims = list(dims)
+        self._features = list(features)
+        self.widths = [width(max_length, dim) for dim, max_length in features]
         self.register_buffer("shifts_T", torch.tensor(shifts))
 
-    def forward(self, pooled_BE: torch.Tensor, dense_BN: torch.Tensor) -> torch.Tensor:
+    def forward(self, embedded_BE: torch.Tensor, dense_BN: torch.Tensor) -> torch.Tensor:
         """Logits (B, T), corrected for sampled negatives."""
-        pooled = list(torch.split(pooled_BE, self._dims, dim=1)) if self._dims else []
-        logits_BT: torch.Tensor = self.model(pooled, dense_BN) + self.shifts_T
+        parts = torch.split(embedded_BE, self.widths, dim=1) if self.widths else ()
+        embedded = [
+            part_BW if max_length is None else _lists(part_BW, dim)
+            for part_BW, (dim, max_length) in zip(parts, self._features, strict=True)
+        ]
+        logits_BT: torch.Tensor = self.model(embedded, dense_BN) + self.shifts_T
         return logits_BT
 
 
-def save_program(path: Path, program: DenseProgram, *, num_dense: int, num_embedded: int) -> None:
+def _lists(part_BW: torch.Tensor, dim: int) -> Padded:
+    """Lists that stand in a row with their length behind them."""
+    ids_BLD = part_BW[:, :-1].unflatten(1, (-1, dim))
+    return Padded(ids_BLD, part_BW[:, -1].long())
+
+
+def save_program(path: Path, program: DenseProgram, *, num_dense: int) -> None:
     """Writes the program for batches of any size.
 
     Args:
         path: a .pt2 file.
         program: on the CPU.
         num_dense: dense features.
-        num_embedded: sum of the dims of all features.
     """
-    example = (torch.zeros(EXAMPLE_ROWS, num_embedded), torch.zeros(EXAMPLE_ROWS, num_dense))
+    example = (torch.zeros(EXAMPLE_ROWS, sum(program.widths)), torch.zeros(EXAMPLE_ROWS, num_dense))
     batch = {0: torch.export.Dim.DYNAMIC}
     exported = torch.export.export(program.eval(), example, dynamic_shapes=(batch, batch))
     buffer = io.BytesIO()

@@ -19,6 +19,7 @@ from edorec.checkpoint import load_model
 from edorec.config import RunConfig, load_config
 from edorec.data.cache import new_folder, remove_leftovers
 from edorec.data.prepared import Prepared, load_prepared
+from edorec.data.schema import sequence_length
 from edorec.data.source import SourceFile
 from edorec.data.vocabulary import read_hashes, safe_file_name
 from edorec.devices import set_num_threads
@@ -82,11 +83,6 @@ def load_run(folder: Path) -> Run:
     prepared = load_prepared(folder / "vocabularies")
     cpu = config.model_copy(update={"train": config.train.model_copy(update={"device": "cpu"})})
     recommender = build_recommender(cpu, prepared.vocabularies, device=torch.device("cpu"))
-    if recommender.sequences:
-        raise InputError(
-            f"{folder} pools {', '.join(sorted(recommender.sequences))} by attention, which export "
-            "does not write yet; train with pooling sum or mean to serve"
-        )
     if recommender.task_tables:
         raise InputError(
             f"{folder} has tables of single tasks ({recommender.task_tables[0].name}, ...), which "
@@ -263,10 +259,13 @@ def _memories(run: Run) -> list[tuple[EdoTableConfig, list[BandMemory]]]:
 
 def _write_program(run: Run, folder: Path) -> None:
     features = run.config.features
-    dims = [run.recommender.dims[f.vocabulary or n] for n, f in features.sparse.items()]
+    inputs = [
+        (run.recommender.dims[f.vocabulary or name], sequence_length(f))
+        for name, f in features.sparse.items()
+    ]
     rates = [task.sampling_rate for task in run.config.tasks.values()]
-    program = DenseProgram(run.recommender.model, dims, np.log(rates).tolist())
-    save_program(folder / DENSE, program, num_dense=len(features.dense), num_embedded=sum(dims))
+    program = DenseProgram(run.recommender.model, inputs, np.log(rates).tolist())
+    save_program(folder / DENSE, program, num_dense=len(features.dense))
 
 
 def _describe(run: Run) -> dict[str, Any]:
@@ -287,7 +286,12 @@ def _describe(run: Run) -> dict[str, Any]:
             "missing_columns": run.config.data.missing_columns,
         },
         "features": [
-            {"name": name, "vocabulary": f.vocabulary or name, "pooling": f.pooling}
+            {
+                "name": name,
+                "vocabulary": f.vocabulary or name,
+                "pooling": f.pooling,
+                "max_length": sequence_length(f),
+            }
             for name, f in features.sparse.items()
         ],
         "training": {

@@ -1,4 +1,4 @@
-"""From hashes of ids to pooled rows: each feature's index and table."""
+"""From hashes of ids to rows: each feature's index and table."""
 
 from collections.abc import Sequence
 
@@ -25,12 +25,12 @@ class Lookups:
         tables: ServedTables,
     ) -> None:
         self.features = list(features)
-        self.dims = tables.dims
+        self.widths = tables.widths
         self._indexes = dict(zip(features, indexes, strict=True))
         self._tables = tables
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
-        """Pooled rows side by side, float32 (B, sum of dims)."""
+        """Rows side by side, float32 (B, sum of widths); see ``ServedTables.embed``."""
         ids = [
             Ids(self.rows(feature, hashes), offsets)
             for feature, (hashes, offsets) in zip(self.features, inputs.hashes, strict=True)

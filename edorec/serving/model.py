@@ -19,7 +19,7 @@ from edorec.serving.folder import DENSE, INDEX, read_manifest
 from edorec.serving.index import Index
 from edorec.serving.inputs import InputReader, Inputs
 from edorec.serving.lookups import Lookups
-from edorec.serving.tables import ServedTables, table_from
+from edorec.serving.tables import ServedTables, Use, table_from
 
 BATCH_ROWS = 8192
 Rows = TypeVar("Rows", pd.DataFrame, pa.Table)
@@ -112,7 +112,7 @@ class ServingModel:
             ServedTables(
                 self.folder,
                 tables,
-                {f["name"]: (f["vocabulary"], f["pooling"] == "mean") for f in features},
+                [Use(f["vocabulary"], f["pooling"] == "mean", f["max_length"]) for f in features],
             ),
         )
         self._program = load_program(self.folder / DENSE)
@@ -156,13 +156,13 @@ class ServingModel:
             return torch.empty(0, len(self.signature.tasks))
         return self.logits_of_embedded(self.embed(inputs), dense_BN)
 
-    def logits_of_embedded(self, pooled_BE: torch.Tensor, dense_BN: torch.Tensor) -> torch.Tensor:
-        """Logits float32 (B, T) of at least one pooled row."""
-        logits_BT: torch.Tensor = self._program(pooled_BE, dense_BN)
+    def logits_of_embedded(self, embedded_BE: torch.Tensor, dense_BN: torch.Tensor) -> torch.Tensor:
+        """Logits float32 (B, T) of at least one row of ``embed``."""
+        logits_BT: torch.Tensor = self._program(embedded_BE, dense_BN)
         return logits_BT
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
-        """Pooled rows of all features, float32 (B, E), features in the order of the manifest."""
+        """Rows of all features, float32 (B, E), features in the order of the manifest."""
         return self.lookups.embed(inputs)
 
     def _to_table(self, frame: pd.DataFrame) -> pa.Table:

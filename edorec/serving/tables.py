@@ -78,20 +78,38 @@ class _PqBand:
     centroids: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Use:
+    """How a feature looks up a table.
+
+    Attributes:
+        table: its name.
+        is_mean: pooled by mean, not by sum.
+        max_length: of a list that the model pools itself, else None.
+    """
+
+    table: str
+    is_mean: bool
+    max_length: int | None
+
+
 class ServedTables:
     """Look-ups in the tables of a folder; any number of threads may use it.
 
     Args:
         folder: of the model.
         tables: what it holds.
-        features: (table, is pooled by mean) by feature, in the order of the model.
+        features: in the order of the model.
+
+    Attributes:
+        widths: numbers that each feature has in a row of ``embed``.
     """
 
     def __init__(
         self,
         folder: Path,
         tables: Sequence[ServedTable],
-        features: Mapping[str, tuple[str, bool]],
+        features: Sequence[Use],
     ) -> None:
         largest = max((table.dim for table in tables), default=0)
         self._zeros = np.zeros(largest, np.float32)
@@ -124,31 +142,34 @@ class ServedTables:
             entries.append([first_band, len(bands), table.dim, -1, table.num_rows])
         self._bands = np.array(bands, np.int64).reshape(-1, 7)
         self._tables = np.array(entries, np.int64).reshape(-1, 5)
-        names = [table.name for table in tables]
-        self._dims = [table.dim for table in tables]
-        self._arrange([(names.index(table), is_mean) for table, is_mean in features.values()])
+        self._dims = {table.name: table.dim for table in tables}
+        self._arrange(features)
 
-    def _arrange(self, order: Sequence[tuple[int, bool]]) -> None:
-        """Lays the pooled rows of features (table, is pooled by mean) side by side."""
-        self._order = order
-        self.dims = [self._dims[index] for index, _ in order]
-        outs = np.cumsum([0, *self.dims]).tolist()
-        self._layout = np.array(
-            [
-                [index, 0, 0, out, outs[-1], is_mean]
-                for (index, is_mean), out in zip(order, outs, strict=False)
-            ],
-            np.int64,
-        ).reshape(-1, 6)
+    def _arrange(self, features: Sequence[Use]) -> None:
+        """Lays the rows of features side by side."""
+        self._features = features
+        self.widths = [width(use.max_length, self._dims[use.table]) for use in features]
+        self._ends = np.cumsum(self.widths, dtype=np.int64)
+        numbers = list(self._dims)
+        layout = []
+        for use, end, size in zip(features, self._ends.tolist(), self.widths, strict=True):
+            # Each place of a list that the model pools is a look-up of one row, or none.
+            for place in range(use.max_length or 1):
+                out = end - size + place * self._dims[use.table]
+                layout.append([numbers.index(use.table), 0, 0, out, sum(self.widths), use.is_mean])
+        self._layout = np.array(layout, np.int64).reshape(-1, 6)
 
     def subset(self, features: Sequence[int]) -> "ServedTables":
         """Look-ups of some of the features, given by number, in the same tables."""
         tables = copy.copy(self)
-        tables._arrange([self._order[feature] for feature in features])
+        tables._arrange([self._features[feature] for feature in features])
         return tables
 
     def embed(self, ids: Sequence[Ids], batch_size: int) -> torch.Tensor:
-        """Pooled rows of all features, float32 (B, sum of dims).
+        """Rows of all features, float32 (B, sum of widths).
+
+        Of a list that the model pools these are its rows, zeros up to ``max_length``, and its
+        length; of another feature its pooled rows.
 
         Args:
             ids: of each feature, in the order of the model.
@@ -156,35 +177,58 @@ class ServedTables:
         """
         if not ids:
             return torch.empty(batch_size, 0)
+        bags = [
+            bag
+            for use, part in zip(self._features, ids, strict=True)
+            for bag in ([part] if use.max_length is None else _places(part, use.max_length))
+        ]
         layout = self._layout.copy()
-        starts = np.cumsum([0, *(len(part.rows) for part in ids)])
-        layout[:, 1] = np.arange(len(ids)) * (batch_size + 1)
+        starts = np.cumsum([0, *(len(bag.rows) for bag in bags)])
+        layout[:, 1] = np.arange(len(bags)) * (batch_size + 1)
         layout[:, 2] = batch_size
-        offsets = [part.offsets + start for part, start in zip(ids, starts, strict=False)]
+        offsets = [bag.offsets + start for bag, start in zip(bags, starts, strict=False)]
+        num_columns = sum(self.widths)
         lookups = Lookups(
             features=layout,
-            values=torch.from_numpy(np.concatenate([part.rows for part in ids])),
+            values=torch.from_numpy(np.concatenate([bag.rows for bag in bags])),
             offsets=torch.from_numpy(np.concatenate(offsets)),
             weights=None,
-            out_size=batch_size * sum(self.dims),
+            out_size=batch_size * num_columns,
         )
-        pooled = cpu.forward(self._bands, self._tables, lookups).view(batch_size, sum(self.dims))
-        pooled_BE = pooled.numpy()
-        for part, (table, _, _, out, _, is_mean), dim in zip(
-            ids, self._layout.tolist(), self.dims, strict=True
-        ):
+        embedded = cpu.forward(self._bands, self._tables, lookups).view(batch_size, num_columns)
+        embedded_BE = embedded.numpy()
+        for bag, (table, _, _, out, _, is_mean) in zip(bags, self._layout.tolist(), strict=True):
             for band in self._pq.get(table, []):
-                target = pooled_BE[:, out : out + dim]
+                target = embedded_BE[:, out : out + band.centroids.shape[1]]
                 pq.add_rows(
-                    part.rows,
-                    part.offsets,
+                    bag.rows,
+                    bag.offsets,
                     band.first_row,
                     band.codes,
                     band.centroids,
                     bool(is_mean),
                     target,
                 )
-        return pooled
+        for use, part, end in zip(self._features, ids, self._ends.tolist(), strict=True):
+            if use.max_length is not None:
+                embedded_BE[:, end - 1] = np.diff(part.offsets)
+        return embedded
+
+
+def width(max_length: int | None, dim: int) -> int:
+    """Numbers of a feature in a row: of a list that the model pools also its length."""
+    return dim if max_length is None else max_length * dim + 1
+
+
+def _places(ids: Ids, max_length: int) -> list[Ids]:
+    """For each place of a list a look-up of the row there, or of none."""
+    lengths = np.diff(ids.offsets)
+    places = []
+    for place in range(max_length):
+        has_row = lengths > place
+        rows = ids.rows[ids.offsets[:-1][has_row] + place]
+        places.append(Ids(rows, np.concatenate([[0], np.cumsum(has_row)])))
+    return places
 
 
 def decode_rows(source_RS: torch.Tensor, order: I64, *, row_format: str, dim: int) -> torch.Tensor:

@@ -119,9 +119,3 @@ def test_every_backbone_takes_lists(backbone: Backbone, pooling: str) -> None:
     for tensor in (ids, user, item):
         assert tensor.grad is not None
         assert tensor.grad.abs().sum() > 0
-
-
-def test_a_transformer_without_a_longest_list_says_so() -> None:
-    sequence = SequenceFeature(place=0, candidate=1, pooling="transformer", max_length=None)
-    with pytest.raises(ValueError, match="a list has no max_length"):
-        build_model(ModelConfig(), dims=[4, 4], num_dense=0, num_tasks=1, sequences=[sequence])

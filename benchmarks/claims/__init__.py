@@ -1,0 +1,1 @@
+"""What is claimed of each technique, against its baseline: one module a row."""

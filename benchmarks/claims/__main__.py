@@ -1,0 +1,50 @@
+"""Each technique beside its baseline: size, AUC and throughput, trained in pairs.
+
+python -m benchmarks.claims [--rows S3 ...] [--quick] [--json FILE]
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.claims import tied_layers
+from benchmarks.claims.row import Options, Row, Side
+from benchmarks.figures import write_figures
+
+ROWS = {"S3": tied_layers.row}
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", nargs="*", choices=list(ROWS), help="default: all")
+    parser.add_argument("--seeds", type=int, default=5, help="pairs of runs")
+    parser.add_argument("--quick", action="store_true", help="one pair a row")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    num_seeds = 1 if args.quick else args.seeds
+    options = Options(seeds=range(1, num_seeds + 1), num_threads=args.threads)
+    rows = [ROWS[name](options) for name in args.rows or ROWS]
+    print_rows(rows)
+    write_figures([figure for row in rows for figure in row.figures], json_path=args.json)
+
+
+def print_rows(rows: list[Row]) -> None:
+    """Prints baseline and technique of every row below each other."""
+    table = Table("technique", "side", "size", "test AUC", "rows/s")
+    for row in rows:
+        table.add_row(row.name, "baseline", *_cells(row.baseline))
+        table.add_row("", "edorec", *_cells(row.edorec), end_section=True)
+    Console().print(table)
+
+
+def _cells(side: Side) -> tuple[str, str, str]:
+    aucs = ", ".join(f"{task} {auc:.4f}" for task, auc in side.auc.items())
+    return f"{side.size:,.0f} {side.unit}", aucs, f"{side.rows_per_second:,.0f}"
+
+
+if __name__ == "__main__":
+    main()
