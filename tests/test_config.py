@@ -85,7 +85,8 @@ vocabularies:
         "run.yaml:1: lr: unknown key; did you mean train.learning_rate?",
         "run.yaml:3: data.train.0: wanted text, got 1",
         "run.yaml:6: features.sparse.user.dim: unknown key; did you mean vocabularies.user.dim?",
-        "run.yaml:6: features.sparse.user.pooling: wanted one of sum, mean, din, transformer, got 'max'",
+        "run.yaml:6: features.sparse.user.pooling: wanted one of sum, mean, din, transformer, "
+        "got 'max'",
         "run.yaml:7: features.sparse.recent.vocabulary: there is no vocabulary usr, nor a feature "
         "of that name that has its own; did you mean user?",
         "run.yaml:10: features.dense.price: features.sparse.price has the same name; features need "
