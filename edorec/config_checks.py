@@ -88,6 +88,13 @@ def _vocabularies(values: dict[str, Any]) -> Iterator[Problem]:
                 f"there is no vocabulary {vocabulary}, nor a feature of that name that has its own"
                 + near(vocabulary, names),
             )
+    files = {name: _text(settings, "file") for name, settings in declared.items()}
+    for name, feature in sparse.items():
+        if feature.get("bins") is not None and files.get(given[name] or name) is not None:
+            yield (
+                ("vocabularies", given[name] or name, "file"),
+                f"the ids of {name} are bins of training values, so no file has them",
+            )
     for name, settings in declared.items():
         if name not in used and (settings is None or isinstance(settings, dict)):
             yield (

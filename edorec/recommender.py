@@ -90,6 +90,7 @@ def build_recommender(
             max_rows=settings[name].max_rows,
             buckets=settings[name].buckets,
             oov_rate=settings[name].oov_rate,
+            bucket_ids=vocabularies[name].bucket_ids,
         )
         for name in names
     }

@@ -135,6 +135,7 @@ def _markdown(report: dict[str, Any], pictures: list[str]) -> Iterable[str]:
         sizes = f"{t['weights_bytes']:,} | {t['optimizer_bytes']:,}"
         counts = f"{t['rows']:,} | {t['buckets']:,} | {t['num_ids']:,} | {t['dim']}"
         yield f"| {t['name']} | {counts} | {t['format']} | {sizes} |"
+    yield from _sharing_lines(report["sharing"], report["memory"]["total_bytes"])
     yield "\n## Speed\n"
     yield from (f"- {line}" for line in _speed_lines(report))
     yield from _frequency_tables(report)
@@ -209,6 +210,23 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
         f"FP32 rows and state of all ids: {format_bytes(baseline)}",
         f"process at its peak: {format_bytes(memory['peak_rss_bytes'])}",
     ]
+
+
+def _sharing_lines(sharing: dict[str, Any], total: int) -> Iterable[str]:
+    saved = sharing["saved_bytes"]
+    yield "\n## Sharing\n"
+    yield "| tables | bytes |"
+    yield "|---|--:|"
+    yield f"| one for each feature and task | {sharing['separate_bytes']:,} |"
+    yield f"| saved across tasks: one for each feature | -{saved['across_tasks']:,} |"
+    yield f"| saved within a task: one for each vocabulary | -{saved['within_task']:,} |"
+    yield f"| rows of single tasks | +{sharing['task_specific_bytes']:,} |"
+    yield f"| this run | {total:,} |"
+    if saved["across_layers"]:
+        yield (
+            f"\nLayers that are tied save {format_bytes(saved['across_layers'])} more, of dense "
+            "weights and their optimizer state."
+        )
 
 
 def _speed_lines(report: dict[str, Any]) -> list[str]:

@@ -40,6 +40,7 @@ from edorec.report import MetricsLog, print_plan, print_summary, write_plan, wri
 from edorec.run_folder import CHECKPOINTS, begin_run_dir, find_checkpoint, find_run_dir, new_run_dir
 from edorec.run_state import Position, RunState
 from edorec.selection import Selection
+from edorec.sharing import sharing_report
 from edorec.step import TrainingStep
 
 LOG_EVERY_STEPS = 20
@@ -252,6 +253,7 @@ def _report(
         },
         "tasks": tasks,
         "memory": memory_report(_table_bytes(config, recommender), peak_rss_bytes=peak_rss_bytes()),
+        "sharing": sharing_report(config, prepared.vocabularies, recommender),
         "speed": {
             "prepare_seconds": prepared.seconds,
             "eval_rows_per_second": prepared.splits[split].rows / seconds,

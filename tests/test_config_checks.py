@@ -224,3 +224,12 @@ def test_rows_of_single_tasks(tmp_path):
         "--set vocabularies.item.task_specific.buy.dim=4: vocabularies.item.task_specific.buy."
         "rows: required and not given; wanted a whole number >= 1",
     ]
+
+
+def test_bins_have_no_vocabulary_made_elsewhere(tmp_path):
+    path = write(tmp_path, GOOD)
+    load_config(path, ["vocabularies.item.file=item.parquet"])
+    assert problems(path, "features.sparse.age={bins: 5}", "vocabularies.age.file=age.parquet") == [
+        "--set vocabularies.age.file=age.parquet: vocabularies.age.file: the ids of age are bins "
+        "of training values, so no file has them"
+    ]

@@ -14,6 +14,7 @@ MAY_IMPORT_CONFIG = {
     "recommender.py",
     "search_space.py",
     "selection.py",
+    "sharing.py",
     "serving/export.py",
     "step.py",
     "train.py",

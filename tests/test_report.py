@@ -78,6 +78,11 @@ def report(run_dir: Path, **tasks: dict[str, Any]) -> dict[str, Any]:
             "peak_rss_bytes": 500_000_000,
             "tables": [{**table, "weights_bytes": 160, "optimizer_bytes": 40}],
         },
+        "sharing": {
+            "separate_bytes": 400,
+            "saved_bytes": {"across_tasks": 200, "within_task": 0, "across_layers": 0},
+            "task_specific_bytes": 0,
+        },
         "speed": {
             "prepare_seconds": 1.0,
             "train_seconds": 2.0,

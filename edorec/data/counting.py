@@ -4,22 +4,26 @@ DuckDB keeps to a memory limit (by default half of what is free) and spills to t
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 
 from edorec.cpus import num_cpus
 from edorec.data.columns import ColumnUse
 from edorec.data.encode import Encoder, bin_hashes
+from edorec.data.growth import Growth
 from edorec.data.numbers import F64, bin_edges
 from edorec.data.schema import FeaturesConfig
 from edorec.data.stage import Staged
 from edorec.data.vocabulary import (
     MAX_IDS,
+    U64,
     RankTable,
     count_ids,
     quoted,
@@ -28,6 +32,7 @@ from edorec.data.vocabulary import (
 )
 from edorec.errors import InputError
 
+SPILL = "spill"  # folder of what is written and read again
 LEAST_MEMORY_BYTES = 256 * 2**20
 
 
@@ -58,7 +63,7 @@ def open_database(folder: Path, *, memory_limit: str | None) -> Iterator[duckdb.
         InputError: if the limit cannot be read or does not suffice.
     """
     limit = memory_limit or f"{max(free_memory_bytes() // 2, LEAST_MEMORY_BYTES) // 2**20}MiB"
-    spill = folder / "spill"
+    spill = folder / SPILL
     spill.mkdir()
     try:
         with duckdb.connect(
@@ -85,8 +90,12 @@ def find_bins(
     staged: Staged,
     uses: Sequence[ColumnUse],
     features: FeaturesConfig,
+    known: Mapping[str, F64],
 ) -> tuple[dict[str, F64], dict[str, dict[int, int]]]:
-    """Bin edges from training quantiles, and training counts by hash of the bins, by feature."""
+    """Bin edges from training quantiles, and training counts by hash of the bins, by feature.
+
+    Edges that are ``known`` are kept.
+    """
     edges: dict[str, F64] = {}
     counts: dict[str, dict[int, int]] = {}
     for index, use in enumerate(uses):
@@ -102,11 +111,59 @@ def find_bins(
         is_null = np.isnan(values)
         bins = features.sparse[use.name].bins
         assert bins is not None
-        edges[use.name] = bin_edges(values[~is_null], numbers[~is_null], bins)
+        edges[use.name] = (
+            known[use.name]
+            if use.name in known
+            else bin_edges(values[~is_null], numbers[~is_null], bins)
+        )
         hashes, places = np.unique(bin_hashes(values, edges[use.name]), return_inverse=True)
         sums = np.bincount(places, weights=numbers).astype(np.int64)
         counts[use.name] = dict(zip(hashes.tolist(), sums.tolist(), strict=True))
     return edges, counts
+
+
+@dataclass(frozen=True)
+class Member:
+    """A feature that uses a vocabulary.
+
+    Attributes:
+        name: of the feature.
+        column: its staged column.
+        is_list: whether it holds lists.
+        bin_counts: training counts by hash of a feature with bins, else None.
+    """
+
+    name: str
+    column: str
+    is_list: bool
+    bin_counts: Mapping[int, int] | None
+
+    def query(self, connection: duckdb.DuckDBPyConnection, rows: Path, number: int) -> str:
+        """Query of (h, n, feature) over staged training rows."""
+        if self.bin_counts is not None:
+            hashes = pa.array(list(self.bin_counts), pa.uint64())
+            counts = pa.array(self.bin_counts.values(), pa.int64())
+            connection.register(f"bins_{number}", pa.table({"h": hashes, "n": counts}))
+            return f"SELECT h, n, {number} AS feature FROM bins_{number}"
+        ids = f"unnest({self.column})" if self.is_list else self.column
+        source = f"(SELECT {ids} AS h FROM read_parquet('{quoted(rows)}'))"
+        return f"SELECT h, count(*) AS n, {number} AS feature FROM {source} GROUP BY h"
+
+
+def vocabulary_members(
+    uses: Sequence[ColumnUse],
+    features: FeaturesConfig,
+    lists: frozenset[str],
+    bin_counts: Mapping[str, Mapping[int, int]],
+) -> dict[str, list[Member]]:
+    """The features of each vocabulary."""
+    members: dict[str, list[Member]] = {}
+    for index, use in enumerate(uses):
+        if use.kind in ("id", "bins"):
+            vocabulary = features.sparse[use.name].vocabulary or use.name
+            member = Member(use.name, f"c{index}", use.name in lists, bin_counts.get(use.name))
+            members.setdefault(vocabulary, []).append(member)
+    return members
 
 
 def build_vocabularies(
@@ -114,12 +171,19 @@ def build_vocabularies(
     folder: Path,
     *,
     staged: Staged,
-    uses: Sequence[ColumnUse],
-    features: FeaturesConfig,
-    lists: frozenset[str],
-    bin_counts: Mapping[str, Mapping[int, int]],
+    members: Mapping[str, Sequence[Member]],
+    taken: Mapping[str, U64],
+    growth: Growth | None,
 ) -> tuple[dict[str, str], dict[str, RankTable]]:
     """Counts the training ids of every vocabulary and writes its file.
+
+    Args:
+        connection: DuckDB.
+        folder: of the vocabularies.
+        staged: training rows.
+        members: features by vocabulary.
+        taken: hashes by rank of the vocabularies that are there already, made elsewhere.
+        growth: vocabularies that these grow from, if any.
 
     Returns:
         File name and rank table by vocabulary.
@@ -127,36 +191,37 @@ def build_vocabularies(
     Raises:
         InputError: if a vocabulary has more ids than an encoded id can tell apart.
     """
-    users: dict[str, list[tuple[str, ColumnUse]]] = {}
-    for index, use in enumerate(uses):
-        if use.kind in ("id", "bins"):
-            vocabulary = features.sparse[use.name].vocabulary or use.name
-            users.setdefault(vocabulary, []).append((f"c{index}", use))
-    files: dict[str, str] = {}
-    tables: dict[str, RankTable] = {}
-    for name, members in users.items():
-        extra: dict[int, int] = {}
-        for _, use in members:
-            for key, count in bin_counts.get(use.name, {}).items():
-                extra[key] = extra.get(key, 0) + count
-        hashes, counts = count_ids(
-            connection,
-            rows=staged.path,
-            scalars=[c for c, use in members if use.kind == "id" and use.name not in lists],
-            lists=[c for c, use in members if use.name in lists],
-            extra=extra,
-        )
+    files = vocabulary_files(members)
+    tables = {name: RankTable(hashes) for name, hashes in taken.items()}
+    for name, users in members.items():
+        if name in taken:
+            continue
+        names = [member.name for member in users]
+        parts = [m.query(connection, staged.path, k) for k, m in enumerate(users)]
+        texts = [staged.texts[feature] for feature in names if feature in staged.texts]
+        if growth is not None and growth.has(name):
+            parts += growth.queries(connection, name, names)
+            texts += growth.texts(name, folder.parent / SPILL)
+        hashes, counts, by_feature = count_ids(connection, parts, num_features=len(users))
         if len(hashes) > MAX_IDS:
             raise InputError(
                 f"vocabulary {name} has {len(hashes)} ids; more than {MAX_IDS} cannot be encoded"
             )
-        files[name] = f"{safe_file_name(name, len(files))}.parquet"
-        texts = [staged.texts[use.name] for _, use in members if use.name in staged.texts]
         write_vocabulary(
-            connection, folder / files[name], hashes=hashes, counts=counts, texts=texts
+            connection,
+            folder / files[name],
+            hashes=hashes,
+            counts=counts,
+            by_feature=dict(zip(names, by_feature, strict=False)),
+            texts=texts,
         )
         tables[name] = RankTable(hashes)
     return files, tables
+
+
+def vocabulary_files(names: Iterable[str]) -> dict[str, str]:
+    """File name of each vocabulary."""
+    return {name: f"{safe_file_name(name, k)}.parquet" for k, name in enumerate(names)}
 
 
 def build_encoders(

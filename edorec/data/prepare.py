@@ -5,7 +5,8 @@ raw columns (``edorec.data.stage``), count the training ids with DuckDB, which s
 (``edorec.data.vocabulary``), encode (``edorec.data.encode``). All is written to a temporary folder
 of the cache and renamed when complete. The cache key covers path, size, time of change and footer
 of every file and the parts of the configuration that shape the rows; settings of vocabularies (dim,
-cuts, buckets) do not, so one preparation serves every memory policy.
+cuts, buckets) do not, so one preparation serves every memory policy. Vocabularies made elsewhere
+and those that grow (``data.extend``) are part of it.
 """
 
 import json
@@ -24,8 +25,17 @@ from edorec.data.cache import (
     shaping_settings,
 )
 from edorec.data.columns import ColumnUse, check, check_again, column_uses, list_features
-from edorec.data.counting import build_encoders, build_vocabularies, find_bins, open_database
+from edorec.data.counting import (
+    SPILL,
+    build_encoders,
+    build_vocabularies,
+    find_bins,
+    open_database,
+    vocabulary_files,
+    vocabulary_members,
+)
 from edorec.data.encode import Encoder, LeakWatch, encode_split
+from edorec.data.growth import Growth, open_growth
 from edorec.data.prepared import (
     MANIFEST,
     VOCABULARIES,
@@ -39,6 +49,7 @@ from edorec.data.source import SourceFile, find_files, open_file
 from edorec.data.stage import Progress, Staged, stage_split
 from edorec.data.stage_columns import build_columns
 from edorec.data.vocabulary import RankTable, read_hashes
+from edorec.data.vocabulary_file import VocabularyFile, open_vocabulary, take_vocabulary
 from edorec.errors import InputError
 
 __all__ = [
@@ -92,7 +103,7 @@ def prepare(
     Args:
         data: files and cache.
         features: columns of the model's inputs.
-        vocabularies: settings; they do not change what is prepared.
+        vocabularies: settings, of which ``file`` alone changes what is prepared.
         tasks: columns of labels.
         on_progress: called with (what, rows done, rows in all).
 
@@ -102,8 +113,15 @@ def prepare(
     """
     started = time.perf_counter()
     files = check_schema(data=data, features=features, tasks=tasks)
+    growth = open_growth(data, features)
+    taken = {
+        name: open_vocabulary(v.file, folder=data.folder, key=f"vocabularies.{name}.file")
+        for name, v in vocabularies.items()
+        if v.file is not None
+    }
     settings = shaping_settings(data, features, tasks)
-    key = cache_key(settings, files)
+    settings["growth"] = growth and growth.manifest()
+    key = cache_key(settings, files | {f"vocabulary {n}": file.parts for n, file in taken.items()})
     remove_leftovers(cache_folder(data))
     folder = cache_folder(data) / key
     parts = [folder / VOCABULARIES / MANIFEST, *(folder / f"{split}.parquet" for split in files)]
@@ -111,7 +129,15 @@ def prepare(
     if not reused:
         shutil.rmtree(folder, ignore_errors=True)  # where a part is there, someone removed another
         with new_folder(folder, may_exist=True) as temporary:
-            _prepare(temporary, settings | {"key": key}, files, data, on_progress)
+            _prepare(
+                temporary,
+                settings | {"key": key},
+                files,
+                data,
+                taken=taken,
+                growth=growth,
+                on_progress=on_progress,
+            )
     prepared = load_prepared(folder / VOCABULARIES)
     return replace(prepared, seconds=time.perf_counter() - started, reused=reused)
 
@@ -185,6 +211,9 @@ def _prepare(
     settings: Mapping[str, Any],
     files: Mapping[str, Sequence[SourceFile]],
     data: DataConfig,
+    *,
+    taken: Mapping[str, VocabularyFile],
+    growth: Growth | None,
     on_progress: Progress | None,
 ) -> None:
     """Writes everything into ``folder``."""
@@ -193,6 +222,9 @@ def _prepare(
     uses = _uses(data, features, tasks)
     lists = list_features(uses, [file for part in files.values() for file in part])
     manifest = {**settings, "list_features": sorted(lists)}
+    names = vocabulary_files(vocabulary_members(uses, features, lists, {}))
+    (folder / VOCABULARIES).mkdir()
+    hashes = {n: take_vocabulary(f, folder / VOCABULARIES / names[n]) for n, f in taken.items()}
     with open_database(folder, memory_limit=data.memory_limit) as connection:
         staged = {
             split: stage_split(
@@ -205,26 +237,48 @@ def _prepare(
             )
             for split, part in files.items()
         }
-        train = staged["train"]
-        edges, bin_counts = find_bins(connection, train, uses, features)
-        (folder / VOCABULARIES).mkdir()
+        edges, bin_counts = find_bins(
+            connection, staged["train"], uses, features, growth.edges() if growth else {}
+        )
         manifest["vocabularies"], tables = build_vocabularies(
             connection,
             folder / VOCABULARIES,
-            staged=train,
-            uses=uses,
-            features=features,
-            lists=lists,
-            bin_counts=bin_counts,
+            staged=staged["train"],
+            members=vocabulary_members(uses, features, lists, bin_counts),
+            taken=hashes,
+            growth=growth,
         )
-    manifest["dense_scale"] = {name: moments.scale() for name, moments in train.moments.items()}
+    shutil.rmtree(folder / SPILL)
     manifest["bin_edges"] = {name: values.tolist() for name, values in edges.items()}
-    num_ids = {
-        use.name: tables[features.sparse[use.name].vocabulary or use.name].num_ids
-        for use in uses
-        if use.kind in ("id", "bins") and use.name not in lists
+    manifest["dense_scale"] = {n: m.scale() for n, m in staged["train"].moments.items()}
+    manifest["bucket_ids"] = {name: table.num_ids for name, table in tables.items()}
+    manifest["rank_maps"] = {}
+    if growth is not None:
+        growth.keep_statistics(manifest)
+        manifest["rank_maps"] = growth.write_rank_maps(folder / VOCABULARIES, tables)
+    manifest["counts"] = _encode(folder, staged, uses, manifest, tables, on_progress)
+    manifest["splits"] = {
+        split: {"rows": part.rows, "files": [str(file.path) for file in files[split]]}
+        for split, part in staged.items()
     }
-    watch = LeakWatch(uses, num_ids=num_ids, num_rows=train.rows)
+    (folder / VOCABULARIES / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _encode(
+    folder: Path,
+    staged: Mapping[str, Staged],
+    uses: Sequence[ColumnUse],
+    manifest: Mapping[str, Any],
+    tables: Mapping[str, RankTable],
+    on_progress: Progress | None,
+) -> dict[str, Any]:
+    """Encodes all splits, removes the staged rows and returns the counts."""
+    num_ids = {
+        use.name: tables[manifest["features"]["sparse"][use.name]["vocabulary"] or use.name].num_ids
+        for use in uses
+        if use.kind in ("id", "bins") and use.name not in manifest["list_features"]
+    }
+    watch = LeakWatch(uses, num_ids=num_ids, num_rows=staged["train"].rows)
     counts: dict[str, Any] = {}
     for split, part in staged.items():
         encoders = build_encoders(uses, manifest, tables)
@@ -240,13 +294,7 @@ def _prepare(
         for path in (part.path, *part.texts.values()):
             path.unlink()
     counts["warnings"] = [*_missing_columns(counts), *watch.warnings()]
-    manifest["counts"] = counts
-    manifest["splits"] = {
-        split: {"rows": part.rows, "files": [str(file.path) for file in files[split]]}
-        for split, part in staged.items()
-    }
-    shutil.rmtree(folder / "spill")
-    (folder / VOCABULARIES / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    return counts
 
 
 def _collect(

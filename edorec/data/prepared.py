@@ -4,6 +4,7 @@ A folder of the cache, named by its key::
 
     train.parquet ...            encoded rows of each split (see edorec.data.encode)
     vocabularies/<name>.parquet  ids and counts in order of rank
+    vocabularies/<name>.ranks    new rank by earlier rank (Parquet), where the vocabulary has grown
     vocabularies/manifest.json   configuration of the columns, dense statistics, bin edges, counts
 
 The ``vocabularies`` folder stands alone: a run keeps a copy of it, and rows that come later are
@@ -21,7 +22,7 @@ from edorec.data.schema import FeaturesConfig, TaskConfig
 from edorec.data.vocabulary import Vocabulary, read_counts
 from edorec.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 VOCABULARIES = "vocabularies"
 
@@ -138,7 +139,9 @@ def load_prepared(folder: Path) -> Prepared:
         key=manifest["key"],
         splits={name: split for name, split in splits.items() if split.path.exists()},
         vocabularies={
-            name: Vocabulary(name, folder / file, read_counts(folder / file))
+            name: Vocabulary(
+                name, folder / file, read_counts(folder / file), manifest["bucket_ids"][name]
+            )
             for name, file in manifest["vocabularies"].items()
         },
         feature_vocabulary={name: f.vocabulary or name for name, f in features.sparse.items()},

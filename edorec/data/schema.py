@@ -42,6 +42,18 @@ class DataConfig(Section):
         description="A feature column absent from some files: refuse, or read it as null there "
         "(counted in the report). Labels are never filled.",
     )
+    extend: str | None = Field(
+        None,
+        description="Folder of a run whose vocabularies grow by these rows: counts are added and "
+        "ids ranked again; means of dense columns and edges of bins are kept.",
+    )
+    decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of its earlier count that an id keeps with extend; below 1, ids that "
+        "do not come again lose their rows in time.",
+    )
     memory_limit: str | None = Field(
         None,
         description="Memory for preparing, such as 4GB; default half of what is free.",
@@ -77,6 +89,11 @@ class VocabularyConfig(Section):
         le=1,
         description="While training, ids seen once or twice take their bucket's row with this "
         "probability, so that buckets learn what an unknown id means.",
+    )
+    file: str | None = Field(
+        None,
+        description="Parquet file, or folder of parts, with the columns id and count in order of "
+        "rank, made elsewhere and taken as it is; ids that it lacks count as never seen.",
     )
     task_specific: dict[str, TaskRowsConfig] = Field(
         {}, description="By task, rows of its own for the most frequent ids."

@@ -5,7 +5,8 @@ the upper half of the id's 64-bit hash. Ranks go by count, descending, ties by h
 they depend on the data alone and favour no age. A null id has a rank like any other.
 
 ``vocabularies/<name>.parquet`` holds the columns id (int64, or string where some id is no int64;
-null for the null id) and count, in order of rank.
+null for the null id) and count, in order of rank; where several features share the vocabulary also
+count_<feature> for each of them.
 """
 
 import re
@@ -37,11 +38,14 @@ class Vocabulary:
         name: its name.
         path: Parquet file (id, count).
         counts: training look-ups of each id, by rank, so descending.
+        bucket_ids: what a share of buckets is a share of: the ids of the first data that it was
+            made from, so that the buckets of ids stay where they are as it grows; None: its ids.
     """
 
     name: str
     path: Path
     counts: I64
+    bucket_ids: int | None = None
 
     @property
     def num_ids(self) -> int:
@@ -107,40 +111,25 @@ def safe_file_name(name: str, index: int) -> str:
 
 
 def count_ids(
-    connection: duckdb.DuckDBPyConnection,
-    *,
-    rows: Path,
-    scalars: Sequence[str],
-    lists: Sequence[str],
-    extra: Mapping[int, int],
-) -> tuple[U64, I64]:
-    """Hashes and counts in order of rank.
+    connection: duckdb.DuckDBPyConnection, parts: Sequence[str], *, num_features: int
+) -> tuple[U64, I64, list[I64]]:
+    """Hashes and counts in order of rank, and of several features also the counts of each.
 
     Args:
         connection: DuckDB.
-        rows: staged training rows.
-        scalars: their uint64 columns that use the vocabulary.
-        lists: their list columns that use it.
-        extra: counts by hash of ids that are not in those columns.
+        parts: queries of (h, n, feature): hash, count, number of the feature, -1 for none of them.
+        num_features: features that use the vocabulary.
     """
-    source = f"read_parquet('{quoted(rows)}')"
-    parts = [f"SELECT {c} AS h, count(*) AS n FROM {source} GROUP BY ALL" for c in scalars]
-    parts += [
-        f"SELECT h, count(*) AS n FROM (SELECT unnest({c}) AS h FROM {source}) GROUP BY ALL"
-        for c in lists
+    by_feature = [f"n{k}" for k in range(num_features)] if num_features > 1 else []
+    sums = [
+        f"CAST(coalesce(sum(n) FILTER (WHERE feature = {k}), 0) AS BIGINT) AS {column}"
+        for k, column in enumerate(by_feature)
     ]
-    if extra:
-        extra_rows = pa.table(
-            {"h": pa.array(list(extra), pa.uint64()), "n": pa.array(extra.values(), pa.int64())}
-        )
-        connection.register("extra_rows", extra_rows)
-        parts.append("SELECT h, n FROM extra_rows")
-    query = (
-        f"SELECT h, CAST(sum(n) AS BIGINT) AS n FROM ({' UNION ALL '.join(parts)}) "
-        "GROUP BY h ORDER BY n DESC, h"
-    )
+    columns = ", ".join(["h", "CAST(sum(n) AS BIGINT) AS n", *sums])
+    query = f"SELECT {columns} FROM ({' UNION ALL '.join(parts)}) GROUP BY h ORDER BY n DESC, h"
     found = connection.execute(query).fetchnumpy()
-    return np.ascontiguousarray(found["h"]), np.ascontiguousarray(found["n"])
+    arrays = {name: np.ascontiguousarray(np.ma.getdata(values)) for name, values in found.items()}
+    return arrays["h"], arrays["n"], [arrays[name] for name in by_feature]
 
 
 def write_vocabulary(
@@ -149,28 +138,31 @@ def write_vocabulary(
     *,
     hashes: U64,
     counts: I64,
+    by_feature: Mapping[str, I64],
     texts: Sequence[Path],
 ) -> None:
-    """Writes (id, count) in order of rank.
+    """Writes (id, count, count_<feature> ...) in order of rank.
 
     Args:
         connection: DuckDB.
         path: file to write.
         hashes: by rank.
         counts: by rank.
+        by_feature: counts of each feature, by rank.
         texts: files (hash, id) of the ids that hashes do not give back.
     """
     is_null = hashes == NULL_HASH
     ids = pa.array(unmix(hashes), mask=is_null)
-    ranked = pa.table({"id": ids, "count": counts})
+    columns = {feature_column(name): values for name, values in by_feature.items()}
+    ranked = pa.table({"id": ids, "count": counts, **columns})
     if texts:
         files = ", ".join(f"'{quoted(file)}'" for file in texts)
         ranked = ranked.append_column("h", pa.array(hashes))
         ranked = ranked.append_column("rank", pa.array(np.arange(len(hashes))))
         connection.register("ranked", ranked)
         connection.execute(
-            "COPY (SELECT coalesce(t.id, CAST(r.id AS VARCHAR)) AS id, r.count AS count FROM "
-            "ranked AS r LEFT JOIN (SELECT hash, min(id) AS id FROM "
+            "COPY (SELECT coalesce(t.id, CAST(r.id AS VARCHAR)) AS id, r.* EXCLUDE (id, h, rank) "
+            "FROM ranked AS r LEFT JOIN (SELECT hash, min(id) AS id FROM "
             f"read_parquet([{files}]) GROUP BY hash) AS t ON r.h = t.hash ORDER BY r.rank) "
             f"TO '{quoted(path)}' (FORMAT parquet)"
         )
@@ -179,17 +171,35 @@ def write_vocabulary(
         pq.write_table(ranked, path)
 
 
-def read_counts(path: Path) -> I64:
-    """Counts of a vocabulary file.
+def feature_column(feature: str) -> str:
+    """Column of a vocabulary file with the counts of one of several features."""
+    return f"count_{feature}"
+
+
+def read_counts(path: Path, column: str = "count") -> I64:
+    """Counts of a vocabulary file by rank.
 
     Raises:
         InputError: if the file is missing or damaged.
     """
     try:
-        counts: I64 = pq.read_table(path, columns=["count"])["count"].to_numpy()
-    except (pa.ArrowException, OSError) as error:
+        counts: I64 = pq.read_table(path, columns=[column])[column].to_numpy()
+    except (pa.ArrowException, OSError, KeyError) as error:
         raise InputError(f"{path} is not a sound vocabulary: {error}") from error
     return counts
+
+
+def feature_counts(vocabulary: Vocabulary, feature: str) -> I64:
+    """Training look-ups by one feature of each id that it has, descending.
+
+    Those of the whole vocabulary where the file does not tell features apart.
+    """
+    column = feature_column(feature)
+    if column not in pq.read_schema(vocabulary.path).names:
+        return vocabulary.counts
+    counts = read_counts(vocabulary.path, column)
+    descending: I64 = -np.sort(-counts[counts > 0])
+    return descending
 
 
 def read_hashes(path: Path) -> U64:

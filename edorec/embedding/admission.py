@@ -83,6 +83,7 @@ def build_row_map(
     max_rows: int | None,
     buckets: float,
     oov_rate: float,
+    bucket_ids: int | None = None,
 ) -> RowMap:
     """The row map of a vocabulary's settings.
 
@@ -92,11 +93,13 @@ def build_row_map(
         max_rows: most ids with a row of their own.
         buckets: below 1 a share of the ids seen, else a number of rows; at least one row.
         oov_rate: see ``RowMap``.
+        bucket_ids: ids that a share of buckets is a share of; default all.
     """
     own = int(np.searchsorted(-vocabulary_counts, -min_count, side="right"))
     if max_rows is not None:
         own = min(own, max_rows)
-    num_buckets = math.ceil(buckets * len(vocabulary_counts)) if buckets < 1 else int(buckets)
+    num_ids = len(vocabulary_counts) if bucket_ids is None else bucket_ids
+    num_buckets = math.ceil(buckets * num_ids) if buckets < 1 else int(buckets)
     return RowMap(
         num_own_rows=own,
         num_buckets=max(num_buckets, 1),

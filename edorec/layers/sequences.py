@@ -98,6 +98,11 @@ class Transformer(nn.Module):
         )
         self.norm = nn.LayerNorm(dim)
 
+    @property
+    def num_tied_parameters(self) -> int:
+        """How many more it would have if each layer were a module of its own."""
+        return (self._share_layers - 1) * sum(p.numel() for p in self.layers.parameters())
+
     def forward(self, lists: Padded, candidate_BD: torch.Tensor) -> torch.Tensor:
         """Lists of B rows and (B, D) to (B, D)."""
         ids_BLD, lengths_B = lists

@@ -15,6 +15,7 @@ from edorec.data import stage
 from edorec.data.hashing import NULL_HASH, hash_integer, hash_text
 from edorec.data.prepare import copy_vocabularies, load_prepared, prepare, prepare_extra
 from edorec.data.schema import DataConfig
+from edorec.data.vocabulary import feature_counts
 from edorec.errors import ConfigError, InputError
 from tests.data.logs import configs, encoded, prepare_log, raw_ids, vocabulary_ids, write
 
@@ -74,9 +75,19 @@ def test_equals_a_plain_reference(tmp_path: Path, seed: int) -> None:
     for name, values in (("thing", things), ("shop", log["shop"])):
         expected = reference_vocabulary(values)
         table = pq.read_table(prepared.vocabularies[name].path).to_pylist()
-        assert [tuple(row.values()) for row in table] == expected
+        assert [(row["id"], row["count"]) for row in table] == expected
         assert prepared.vocabularies[name].counts.tolist() == [count for _, count in expected]
         assert prepared.vocabularies[name].num_ids == len(expected)
+    # A shared vocabulary also counts the look-ups of each feature.
+    seen = Counter(item for row in log["seen"] for item in row or [])
+    for row in pq.read_table(prepared.vocabularies["thing"].path).to_pylist():
+        assert (row["count_item"], row["count_seen"]) == (
+            log["item"].count(row["id"]),
+            seen[row["id"]],
+        )
+    found = feature_counts(prepared.vocabularies["thing"], "seen")
+    assert found.tolist() == sorted(seen.values(), reverse=True)
+    assert feature_counts(prepared.vocabularies["shop"], "shop").sum() == 300
     for split, part in (("train", train), ("test", test)):
         rows = {name: array.to_pylist() for name, array in part.items()}
         known = {"thing": set(things), "shop": set(log["shop"])}
