@@ -45,14 +45,7 @@ def load_model(path: Path, *, model: nn.Module, tables: EmbeddingTables) -> int:
     Raises:
         InputError: if the file is missing or damaged, or holds other tables or shapes.
     """
-    if not path.exists():
-        raise InputError(f"{path}: no such checkpoint")
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"{path}: not a complete checkpoint ({error})") from error
-    if content.get("version") != VERSION:
-        raise InputError(f"{path}: checkpoint version {content.get('version')}, wanted {VERSION}")
+    content = read_model(path)
     live = tables.tables_state()
     problems = _differences(content["tables"], live)
     dense = model.state_dict()
@@ -64,6 +57,23 @@ def load_model(path: Path, *, model: nn.Module, tables: EmbeddingTables) -> int:
             tensor.copy_(content["tables"][table][key])
     model.load_state_dict(content["dense"])
     return int(content["step"])
+
+
+def read_model(path: Path) -> dict[str, Any]:
+    """Content of a model's file (step, dense, tables), its tensors mapped into memory.
+
+    Raises:
+        InputError: if the file is missing or damaged.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such checkpoint")
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise InputError(f"{path}: not a complete checkpoint ({error})") from error
+    if content.get("version") != VERSION:
+        raise InputError(f"{path}: checkpoint version {content.get('version')}, wanted {VERSION}")
+    return content
 
 
 def _differences(

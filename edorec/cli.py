@@ -18,6 +18,7 @@ from edorec.cli_options import (
     Set,
     Values,
     Verbose,
+    path_overrides,
     reported,
     verbosity_of,
 )
@@ -46,6 +47,10 @@ Examples:
 The last one goes on after an interruption, from the newest checkpoint
 (docs/checkpoints.md).
 
+  edorec train --config tomorrow.yaml --extend runs/today
+
+goes on from a finished run with another day's data (docs/vocabularies.md).
+
 A name that holds dots is quoted: "features.sparse.'user.id'.column=uid"
 """
 
@@ -53,9 +58,14 @@ PREPARE_HELP = """Count ids and encode the data of a configuration, as training 
 
 What has been prepared from the same files and settings is used again.
 
-Example:
+With --extend the ids of a finished run keep their counts, and those of these
+data are added: docs/vocabularies.md.
+
+Examples:
 
   edorec prepare --config kuairand
+
+  edorec prepare --config tomorrow.yaml --extend runs/today --decay 0.9
 """
 
 EVALUATE_HELP = """Compute the metrics of a trained model, or of scores in a file.
@@ -148,6 +158,24 @@ def train(
             "of this name); from the beginning where there is none.",
         ),
     ] = False,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            "--extend",
+            metavar="RUN",
+            help="Go on from a finished run with new data: its vocabularies grow, and its best "
+            "model is the start. Sets data.extend and train.warm_start.",
+        ),
+    ] = None,
+    warm_start: Annotated[
+        Path | None,
+        typer.Option(
+            "--warm-start",
+            metavar="RUN",
+            help="Start from the best model of a finished run, like train.warm_start; says what "
+            "fits and what starts anew.",
+        ),
+    ] = None,
     show: Annotated[
         bool,
         typer.Option("--print-config", help="Print every value and where it came from, then stop."),
@@ -157,7 +185,8 @@ def train(
 ) -> None:
     """Trains a model."""
     with reported():
-        loaded = load_config(config, [*(overrides or []), *(values or [])])
+        start = path_overrides({"data.extend": extend, "train.warm_start": warm_start or extend})
+        loaded = load_config(config, [*start, *(overrides or []), *(values or [])])
         if show:
             typer.echo(print_config(loaded), nl=False)
             return
@@ -183,11 +212,29 @@ def prepare(
     config: Config,
     values: Values = None,
     overrides: Set = None,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            "--extend",
+            metavar="RUN",
+            help="Grow the vocabularies of a finished run by these data, like data.extend.",
+        ),
+    ] = None,
+    decay: Annotated[
+        float | None,
+        typer.Option(
+            "--decay",
+            metavar="SHARE",
+            help="With --extend: share of its earlier count that an id keeps, like data.decay.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Prepares the data of a configuration."""
     with reported():
-        loaded = load_config(config, [*(overrides or []), *(values or [])])
+        given = path_overrides({"data.extend": extend})
+        given += [] if decay is None else [f"data.decay={decay}"]
+        loaded = load_config(config, [*given, *(overrides or []), *(values or [])])
         from edorec.data.prepare import prepare as prepare_data
         from edorec.progress import StageProgress
         from edorec.summaries import print_prepared

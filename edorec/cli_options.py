@@ -1,8 +1,10 @@
 """What the subcommands share: options, how errors end a command, how much is shown."""
 
 import errno
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,3 +58,8 @@ def reported() -> Iterator[None]:
 def verbosity_of(quiet: bool, verbose: bool) -> int:
     """-1 quiet, 0 normal, 1 verbose."""
     return int(verbose) - int(quiet)
+
+
+def path_overrides(paths: Mapping[str, Path | None]) -> list[str]:
+    """Overrides that set keys to paths, where they are given."""
+    return [f"{key}={json.dumps(str(path))}" for key, path in paths.items() if path is not None]

@@ -63,6 +63,11 @@ class TrainConfig(Section):
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads; default all that are allowed."
     )
+    warm_start: str | None = Field(
+        None,
+        description="Folder of a run whose best model training starts from: rows, their optimizer "
+        "state and dense weights; what does not fit starts anew and is named.",
+    )
     tensorboard: bool = Field(False, description="Also write TensorBoard events to the run folder.")
 
 

@@ -16,13 +16,32 @@ from edorec.data.schema import (
     sequence_length,
 )
 from edorec.data.vocabulary import Vocabulary
-from edorec.embedding.admission import RowMap, build_row_map
+from edorec.embedding.admission import I64, RowMap, build_row_map
 from edorec.embedding.build import EmbeddingTables, build_tables
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.task_tables import TaskTable, add_task_lookups, task_lookups, task_tables
 from edorec.errors import ConfigError
 from edorec.layers.sequences import Padded
 from edorec.models.model import MultiTaskModel, SequenceFeature, build_model
+
+
+@dataclass(frozen=True)
+class TableMaps:
+    """Which rows the tables of a run have.
+
+    Attributes:
+        row_maps: by table, which ids have a row of their own; a vocabulary's table has its name.
+        dims: embedding dim by table.
+        num_ids: by table, ids of the training data that it is for.
+        counts: by table, training look-ups of its vocabulary's ids, descending.
+        task_tables: those among them that one task alone looks up.
+    """
+
+    row_maps: dict[str, RowMap]
+    dims: dict[str, int]
+    num_ids: dict[str, int]
+    counts: dict[str, I64]
+    task_tables: list[TaskTable]
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,10 @@ class Recommender:
     sequences: frozenset[str]
     device: torch.device
 
+    def vocabulary_of(self, table: str) -> str:
+        """The vocabulary whose ids a table holds."""
+        return {own.name: own.vocabulary for own in self.task_tables}.get(table, table)
+
     def embed(self, batch: Batch) -> list[torch.Tensor | Padded]:
         """Embeddings of a batch whose values are rows: float32 (B, D), or lists, by look-up."""
         if not self.lookups:
@@ -72,14 +95,8 @@ class Recommender:
         return logits_BT
 
 
-def build_recommender(
-    config: RunConfig, vocabularies: Mapping[str, Vocabulary], *, device: torch.device
-) -> Recommender:
-    """Builds untrained tables and dense part; the same seed gives the same initial values.
-
-    Raises:
-        ConfigError: if the model cannot work on these features.
-    """
+def table_maps(config: RunConfig, vocabularies: Mapping[str, Vocabulary]) -> TableMaps:
+    """Which rows the tables of a configuration have on these vocabularies."""
     features = config.features.sparse
     names = sorted({feature.vocabulary or name for name, feature in features.items()})
     settings = {name: config.vocabularies.get(name, VocabularyConfig()) for name in names}
@@ -103,6 +120,20 @@ def build_recommender(
         counts[table.name] = counts[table.vocabulary]
         rows = settings[table.vocabulary].task_specific[table.task].rows
         num_ids[table.name] = min(rows, num_ids[table.vocabulary])
+    return TableMaps(row_maps, dims, num_ids, counts, own)
+
+
+def build_recommender(
+    config: RunConfig, vocabularies: Mapping[str, Vocabulary], *, device: torch.device
+) -> Recommender:
+    """Builds untrained tables and dense part; the same seed gives the same initial values.
+
+    Raises:
+        ConfigError: if the model cannot work on these features.
+    """
+    features = config.features.sparse
+    maps = table_maps(config, vocabularies)
+    dims, own = maps.dims, maps.task_tables
     lookups = {**features, **task_lookups(features, own)}
     torch.manual_seed(config.train.seed)
     try:
@@ -121,8 +152,8 @@ def build_recommender(
         raise ConfigError([f"model: {error}"]) from error
     tables = build_tables(
         features=lookups,
-        row_maps=row_maps,
-        counts=counts,
+        row_maps=maps.row_maps,
+        counts=maps.counts,
         dims=dims,
         embedding=config.embedding,
         memory=config.memory,
@@ -131,7 +162,15 @@ def build_recommender(
     )
     sequences = frozenset(name for name, feature in features.items() if is_sequence(feature))
     return Recommender(
-        row_maps, dims, num_ids, tables, own, model.to(device), lookups, sequences, device
+        row_maps=maps.row_maps,
+        dims=dims,
+        num_ids=maps.num_ids,
+        tables=tables,
+        task_tables=own,
+        model=model.to(device),
+        lookups=lookups,
+        sequences=sequences,
+        device=device,
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from edorec.data.growth import read_rank_map
 from edorec.data.prepare import Prepared
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
@@ -23,6 +24,8 @@ def print_prepared(prepared: Prepared) -> None:
         splits.add_row(split.name, f"{split.rows:,}", f"{len(split.files):,}")
     console.print(splits)
     console.print(_vocabularies(prepared))
+    if prepared.manifest["growth"]:
+        console.print(_growth(prepared))
     for warning in prepared.counts["warnings"]:
         console.print(f"warning: {warning}", markup=False)
     how = "used again what was prepared" if prepared.reused else "prepared"
@@ -83,6 +86,19 @@ def _vocabularies(prepared: Prepared) -> Table:
         shown = "" if features == [name] else ", ".join(features)
         shares = (_unseen(prepared.counts, features, split) for split in others)
         table.add_row(name, shown, f"{vocabulary.num_ids:,}", f"{once:.1%}", *shares)
+    return table
+
+
+def _growth(prepared: Prepared) -> Table:
+    """How the ids of each vocabulary that has grown have changed."""
+    table = Table("vocabulary", title="grown")
+    for title in ("ids before", "that have left", "new"):
+        table.add_column(title, justify="right")
+    for name, file in prepared.manifest["rank_maps"].items():
+        ranks = read_rank_map(prepared.vocabulary_folder / file)
+        left = int(np.count_nonzero(ranks < 0))
+        new = prepared.vocabularies[name].num_ids - (len(ranks) - left)
+        table.add_row(name, f"{len(ranks):,}", f"{left:,}", f"{new:,}")
     return table
 
 

@@ -35,13 +35,14 @@ from edorec.evaluate import evaluate_split
 from edorec.memory_use import peak_rss_bytes, rss_bytes
 from edorec.output_folder import locked_folder
 from edorec.progress import Progress, StageProgress
-from edorec.recommender import Recommender, build_recommender
+from edorec.recommender import Recommender
 from edorec.report import MetricsLog, print_plan, print_summary, write_plan, write_report
 from edorec.run_folder import CHECKPOINTS, begin_run_dir, find_checkpoint, find_run_dir, new_run_dir
 from edorec.run_state import Position, RunState
 from edorec.selection import Selection
 from edorec.sharing import sharing_report
 from edorec.step import TrainingStep
+from edorec.warm_start import new_recommender, print_warm_start
 
 LOG_EVERY_STEPS = 20
 PACKAGES = (
@@ -86,7 +87,7 @@ def run(
     with locked_folder(run_dir):
         saved = find_checkpoint(run_dir, console) if resume else None
         prepared = prepare_splits(config, console=console, verbosity=verbosity)
-        recommender = build_recommender(config, prepared.vocabularies, device=device)
+        recommender, warm = new_recommender(config, prepared, device=device)
         identified = identity(config, prepared, recommender)
         if saved is not None:
             check_identity(saved, identified)
@@ -96,6 +97,8 @@ def run(
         write_plan(run_dir, plan)
         if verbosity > 0:
             print_plan(plan, console)
+        if warm is not None and saved is None:
+            print_warm_start(warm, console)
         selection, step, seconds = fit(
             recommender,
             prepared,
@@ -113,6 +116,7 @@ def run(
             "device": {"type": device.type, "num_threads": num_threads},
             "validation": selection.validation,
             "resumed_from_step": None if saved is None else saved.step,
+            "warm_start": warm,
             "events": selection.events + step.events(),
         }
         report["speed"] |= {

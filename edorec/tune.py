@@ -35,11 +35,11 @@ from edorec.data.prepare import Prepared
 from edorec.errors import InputError, NotFiniteError
 from edorec.optimization import EarlyStopping
 from edorec.output_folder import locked_folder, write_file
-from edorec.recommender import build_recommender
 from edorec.search_space import EPOCHS, WEIGHT_DECAY, Range, value_of, with_values, without_test
 from edorec.selection import SCALARS
 from edorec.summaries import print_search
 from edorec.train import fit, prepare_splits, set_up
+from edorec.warm_start import new_recommender
 
 STUDY = "study.db"
 HAS_DECAY = f"{WEIGHT_DECAY} > 0"
@@ -187,7 +187,7 @@ class _Search:
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut off
         folder.mkdir(parents=True)
         config = with_values(self._searched, values)
-        recommender = build_recommender(config, prepared.vocabularies, device=self._device)
+        recommender, _ = new_recommender(config, prepared, device=self._device)
         selection, *_ = fit(
             recommender,
             prepared,

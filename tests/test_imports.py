@@ -19,6 +19,7 @@ MAY_IMPORT_CONFIG = {
     "step.py",
     "train.py",
     "tune.py",
+    "warm_start.py",
 }
 # Leaves know nothing of the rest: they could be used in any other project.
 LEAVES = ("layers", "losses.py", "metrics.py", "metrics")
