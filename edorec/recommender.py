@@ -19,7 +19,13 @@ from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import I64, RowMap, build_row_map
 from edorec.embedding.build import EmbeddingTables, build_tables
 from edorec.embedding.collection import EdoEmbeddingBagCollection
-from edorec.embedding.task_tables import TaskTable, add_task_lookups, task_lookups, task_tables
+from edorec.embedding.task_tables import (
+    TaskTable,
+    add_task_lookups,
+    task_lookups,
+    task_name,
+    task_tables,
+)
 from edorec.errors import ConfigError
 from edorec.layers.sequences import Padded
 from edorec.models.model import MultiTaskModel, SequenceFeature, build_model
@@ -74,6 +80,11 @@ class Recommender:
     def vocabulary_of(self, table: str) -> str:
         """The vocabulary whose ids a table holds."""
         return {own.name: own.vocabulary for own in self.task_tables}.get(table, table)
+
+    def feature_of(self, lookup: str) -> str:
+        """The sparse feature that a look-up reads."""
+        names = ((task_name(f, own.task), f) for own in self.task_tables for f in own.features)
+        return dict(names).get(lookup, lookup)
 
     def embed(self, batch: Batch) -> list[torch.Tensor | Padded]:
         """Embeddings of a batch whose values are rows: float32 (B, D), or lists, by look-up."""

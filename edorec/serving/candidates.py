@@ -80,9 +80,7 @@ class _Side:
         self._lookups = whole.subset(sparse)
         self.is_empty = not self._reader.uses
         ends = np.cumsum(whole.widths)
-        spans = [
-            range(ends[n] - whole.widths[n], ends[n]) for n in map(whole.features.index, sparse)
-        ]
+        spans = [range(ends[n] - whole.widths[n], ends[n]) for n in whole.numbers(sparse)]
         self.pooled_columns = torch.tensor([c for span in spans for c in span], dtype=torch.int64)
         all_dense = _dense_features(model.reader)
         dense = [all_dense.index(name) for name in _dense_features(self._reader)]

@@ -21,7 +21,7 @@ from edorec.data.cache import new_folder, remove_leftovers
 from edorec.data.prepared import Prepared, load_prepared
 from edorec.data.schema import sequence_length
 from edorec.data.source import SourceFile
-from edorec.data.vocabulary import read_hashes, safe_file_name
+from edorec.data.vocabulary import Vocabulary, read_hashes, safe_file_name
 from edorec.devices import set_num_threads
 from edorec.embedding.bands import BandMemory
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
@@ -69,6 +69,10 @@ class Run:
         assert isinstance(self.recommender.tables, EdoEmbeddingBagCollection)
         return self.recommender.tables
 
+    def vocabulary_of(self, table: str) -> Vocabulary:
+        """The vocabulary whose ids a table holds."""
+        return self.prepared.vocabularies[self.recommender.vocabulary_of(table)]
+
 
 def load_run(folder: Path) -> Run:
     """The best model of a run.
@@ -83,11 +87,6 @@ def load_run(folder: Path) -> Run:
     prepared = load_prepared(folder / "vocabularies")
     cpu = config.model_copy(update={"train": config.train.model_copy(update={"device": "cpu"})})
     recommender = build_recommender(cpu, prepared.vocabularies, device=torch.device("cpu"))
-    if recommender.task_tables:
-        raise InputError(
-            f"{folder} has tables of single tasks ({recommender.task_tables[0].name}, ...), which "
-            "export does not write; train without vocabularies.NAME.task_specific to serve"
-        )
     load_model(
         folder / "checkpoints" / "best.pt", model=recommender.model, tables=recommender.tables
     )
@@ -261,7 +260,7 @@ def _write_program(run: Run, folder: Path) -> None:
     features = run.config.features
     inputs = [
         (run.recommender.dims[f.vocabulary or name], sequence_length(f))
-        for name, f in features.sparse.items()
+        for name, f in run.recommender.lookups.items()
     ]
     rates = [task.sampling_rate for task in run.config.tasks.values()]
     program = DenseProgram(run.recommender.model, inputs, np.log(rates).tolist())
@@ -285,19 +284,19 @@ def _describe(run: Run) -> dict[str, Any]:
             "dense_scale": manifest["dense_scale"],
             "missing_columns": run.config.data.missing_columns,
         },
-        "features": [
+        "lookups": [
             {
-                "name": name,
+                "feature": run.recommender.feature_of(name),
                 "vocabulary": f.vocabulary or name,
                 "pooling": f.pooling,
                 "max_length": sequence_length(f),
             }
-            for name, f in features.sparse.items()
+            for name, f in run.recommender.lookups.items()
         ],
         "training": {
             "rows": manifest["splits"]["train"]["rows"],
             "files": manifest["splits"]["train"]["files"],
-            "ids": {name: v.num_ids for name, v in run.prepared.vocabularies.items()},
+            "ids": run.recommender.num_ids,
         },
     }
 
@@ -343,7 +342,7 @@ def _parts(run: Run, name: str, spec: Spec, *, min_count: int) -> tuple[list[_Se
     The last part is the buckets, which lie behind all own rows, in the last trained band.
     """
     config, memories = next(pair for pair in _memories(run) if pair[0].name == name)
-    row_map, vocabulary = run.recommender.row_maps[name], run.prepared.vocabularies[name]
+    row_map, vocabulary = run.recommender.row_maps[name], run.vocabulary_of(name)
     num_ids = min(row_map.num_own_rows, vocabulary.num_with_count(min_count))
     dim = config.embedding_dim
     parts = []
@@ -374,7 +373,7 @@ def _write_table(
 ) -> ServedTable:
     """Rows and index of one table, both in the order of the index."""
     row_map = run.recommender.row_maps[config.name]
-    vocabulary = run.prepared.vocabularies[config.name]
+    vocabulary = run.vocabulary_of(config.name)
     (*segments, buckets), dim = _parts(run, config.name, spec, min_count=min_count)
     hashes = read_hashes(vocabulary.path)
     index, order = build_index([hashes[s.start : s.end] for s in segments])

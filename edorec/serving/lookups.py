@@ -1,6 +1,6 @@
 """From hashes of ids to rows: each feature's index and table."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -13,7 +13,8 @@ class Lookups:
     """Look-ups of sparse features; any number of threads may use them.
 
     Args:
-        features: names.
+        features: the sparse feature that each reads; several look-ups may read one, in tables of
+            its own and of single tasks.
         indexes: (index, number of buckets) of each.
         tables: where their rows are.
     """
@@ -24,27 +25,34 @@ class Lookups:
         indexes: Sequence[tuple[Index, int]],
         tables: ServedTables,
     ) -> None:
-        self.features = list(features)
         self.widths = tables.widths
-        self._indexes = dict(zip(features, indexes, strict=True))
+        self._features = list(features)
+        self._indexes = list(indexes)
         self._tables = tables
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """Rows side by side, float32 (B, sum of widths); see ``ServedTables.embed``."""
-        ids = [
-            Ids(self.rows(feature, hashes), offsets)
-            for feature, (hashes, offsets) in zip(self.features, inputs.hashes, strict=True)
-        ]
+        hashes = dict(zip(dict.fromkeys(self._features), inputs.hashes, strict=True))
+        ids = []
+        for number, feature in enumerate(self._features):
+            of_feature, offsets = hashes[feature]
+            ids.append(Ids(self.rows(number, of_feature), offsets))
         return self._tables.embed(ids, len(inputs.dense_BN))
 
-    def rows(self, feature: str, hashes: U64) -> I64:
-        """Rows of a feature's hashes in its table."""
-        index, num_buckets = self._indexes[feature]
+    def rows(self, number: int, hashes: U64) -> I64:
+        """Rows of hashes in the table of a look-up."""
+        index, num_buckets = self._indexes[number]
         return index.rows(hashes, num_buckets)
 
-    def subset(self, features: Sequence[str]) -> "Lookups":
-        """Those of some of the features."""
-        numbers = [self.features.index(name) for name in features]
+    def numbers(self, features: Collection[str]) -> list[int]:
+        """Which look-ups read some of the features."""
+        return [k for k, feature in enumerate(self._features) if feature in features]
+
+    def subset(self, features: Collection[str]) -> "Lookups":
+        """Those that read some of the features."""
+        numbers = self.numbers(features)
         return Lookups(
-            features, [self._indexes[name] for name in features], self._tables.subset(numbers)
+            [self._features[k] for k in numbers],
+            [self._indexes[k] for k in numbers],
+            self._tables.subset(numbers),
         )

@@ -100,14 +100,14 @@ class ServingModel:
             dense_scale=reading["dense_scale"],
             missing_columns=reading["missing_columns"],
         )
-        features = self.manifest["features"]
+        features = self.manifest["lookups"]
         tables = [table_from(entry) for entry in self.manifest["tables"]]
         indexes = {
             table.name: (_open_index(self.folder, entry["index"]), table.num_buckets)
             for table, entry in zip(tables, self.manifest["tables"], strict=True)
         }
         self.lookups = Lookups(
-            [f["name"] for f in features],
+            [f["feature"] for f in features],
             [indexes[f["vocabulary"]] for f in features],
             ServedTables(
                 self.folder,

@@ -17,7 +17,6 @@ from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import RowMap
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.task_tables import add_task_lookups, task_lookups, task_tables
-from edorec.errors import InputError
 from edorec.evaluate import evaluate
 from edorec.recommender import Recommender, build_recommender
 from edorec.step import TrainingStep
@@ -229,12 +228,3 @@ def test_a_run_reports_the_bytes_and_evaluates_as_it_reported(log: Path, tmp_pat
     again = evaluate(tmp_path / "run", files=None, split="test", verbosity=-1)
     for task in ("click", "buy"):
         assert again["tasks"][task]["logloss"] == report["tasks"][task]["logloss"]
-
-
-def test_export_refuses_what_it_does_not_write(log: Path, tmp_path: Path) -> None:
-    from edorec.serving.export import load_run
-
-    config = toy_config(log, vocabularies={"item": {"task_specific": {"buy": {"rows": 20}}}})
-    run(config, run_dir=tmp_path / "run", verbosity=-1)
-    with pytest.raises(InputError, match=r"has tables of single tasks \(item@buy"):
-        load_run(tmp_path / "run")

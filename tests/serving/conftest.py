@@ -26,12 +26,18 @@ def log(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(log, tmp_path_factory) -> Path:
-    """A run with three bands, admission and buckets."""
+    """A run with three bands, admission, buckets and rows of one task."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     config = toy_config(
         log,
         memory=BANDS,
-        vocabularies={"item": {"min_count": 2, "buckets": 5}},
+        vocabularies={
+            "item": {
+                "min_count": 2,
+                "buckets": 5,
+                "task_specific": {"buy": {"rows": 12, "dim": 3}},
+            },
+        },
     )
     run(config, run_dir=folder, verbosity=-1)
     return folder

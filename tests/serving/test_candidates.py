@@ -15,11 +15,12 @@ COLUMNS = ["item", "price", "user", "viewed"]
 
 
 @pytest.fixture(scope="module", params=["as-trained", "int8:50:pq"])
-def model(request, trained_int8, tmp_path_factory):
+def model(request, trained, trained_int8, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "model"
     as_trained = request.param == "as-trained"
     formats = Formats() if as_trained else parse_formats([request.param])
-    export(trained_int8, folder, formats=formats, max_auc_loss=1, verbosity=-1)
+    run = trained if as_trained else trained_int8  # the one has rows of single tasks
+    export(run, folder, formats=formats, max_auc_loss=1, verbosity=-1)
     return edorec.load(folder)
 
 
