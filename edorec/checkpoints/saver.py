@@ -80,7 +80,7 @@ class Checkpoints:
         self._raise_error()
         every_steps, every_minutes = self._settings.every_steps, self._settings.every_minutes
         is_due = every_steps is not None and step % every_steps == 0
-        if every_minutes is not None and not self._is_busy():
+        if every_minutes is not None and not self.is_busy():
             is_due |= time.monotonic() - self._saved_at >= 60 * every_minutes
         if is_due:
             self._save(step)
@@ -158,7 +158,8 @@ class Checkpoints:
             shutil.rmtree(disk.temporary_folder(folder), ignore_errors=True)
             self._saved_at = time.monotonic()
 
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def _wait(self) -> None:

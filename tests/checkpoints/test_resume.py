@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from edorec.checkpoints.folder import steps_of
+from edorec.checkpoints.folder import newest_checkpoint, steps_of
 from edorec.config import RunConfig
 from edorec.errors import InputError
 from edorec.step import TrainingStep
@@ -115,8 +115,9 @@ def test_b50_two_interruptions_change_nothing(
         },
         {"data": {"shuffle": False}, "train": {"matmul_precision": "bf16"}},
         {"data": {"shuffle_rows": 300}, "vocabularies": {"user": {"min_count": 5, "oov_rate": 1}}},
+        {"vocabularies": {"item": {"task_specific": {"buy": {"rows": 20, "dim": 2}}}}},
     ],
-    ids=["adam", "fp16", "qat", "bands", "learned weights", "in order", "buckets"],
+    ids=["adam", "fp16", "qat", "bands", "learned weights", "in order", "buckets", "tasks' rows"],
 )
 def test_every_storage_resumes_exactly(log: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
     config = toy_config(log, **settings(**sections))
@@ -126,6 +127,41 @@ def test_every_storage_resumes_exactly(log: Path, tmp_path: Path, sections: dict
     report = resume(config, tmp_path / "run")
     assert report["resumed_from_step"] == 16
     assert figures(report) == figures(whole)
+    assert_same_runs(tmp_path / "run", tmp_path / "whole", config)
+
+
+def test_a_run_that_extends_another_resumes_exactly(log: Path, whole: Path, tmp_path: Path) -> None:
+    folder = write_toy(tmp_path / "log", train=3000, valid=200, test=0)
+    start = {"data": {"extend": str(whole)}, "train": {"warm_start": str(whole)}}
+    config = toy_config(folder, **settings(**start))
+    run(config, run_dir=tmp_path / "whole", verbosity=-1)
+    with interrupted_after(10):
+        run(config, run_dir=tmp_path / "run", verbosity=-1)
+    report = resume(config, tmp_path / "run")
+    assert report["resumed_from_step"] == 8
+    assert report["warm_start"] == report_of(tmp_path / "whole")["warm_start"]
+    assert figures(report) == figures(report_of(tmp_path / "whole"))
+    assert_same_runs(tmp_path / "run", tmp_path / "whole", config)
+
+
+def test_an_increment_resumes_exactly(tmp_path: Path) -> None:
+    small = write_toy(tmp_path / "log", train=120, valid=50, test=50)
+    config = toy_config(
+        small,
+        **settings(
+            embedding={"dim": 500},  # two rows a page, so that a step changes few of them
+            train={"batch_size": 2, "evaluate_every_steps": 50},
+            checkpoint={"every_steps": 1, "every_minutes": None},
+        ),
+    )
+    whole = run(config, run_dir=tmp_path / "whole", verbosity=-1)
+    with interrupted_after(5):
+        run(config, run_dir=tmp_path / "run", verbosity=-1)
+    newest = newest_checkpoint(tmp_path / "run" / "checkpoints", print)
+    assert newest is not None
+    assert newest.step == 5
+    assert newest.manifest["base"] is not None
+    assert figures(resume(config, tmp_path / "run")) == figures(whole)
     assert_same_runs(tmp_path / "run", tmp_path / "whole", config)
 
 
