@@ -181,14 +181,19 @@ def _tasks(values: dict[str, Any]) -> Iterator[Problem]:
                     ("tasks", name, "loss_weight"),
                     "train.task_weights is uncertainty, which learns the weights; leave it out",
                 )
-    if (
-        _text(_mapping(values, "model", "head"), "name") == "esmm"
-        and len(_mapping(values, "tasks")) == 1
-    ):
+    head = _text(_mapping(values, "model", "head"), "name")
+    if head == "esmm" and len(_mapping(values, "tasks")) == 1:
         yield (
             ("model", "head", "name"),
             "esmm multiplies the probabilities of a chain of tasks, such as click and buy, and "
             "there is one task",
+        )
+    vocabularies = _entries(values, "vocabularies").values()
+    if head == "stem" and not any(entry.get("task_specific") for entry in vocabularies):
+        yield (
+            ("model", "head", "name"),
+            "stem is for tasks with embeddings of their own; give vocabularies.NAME.task_specific, "
+            "or use ple",
         )
 
 

@@ -172,6 +172,15 @@ def test_a_chain_needs_two_tasks(tmp_path):
     load_config(path, ["model.head.name=esmm"])
 
 
+def test_stem_needs_embeddings_of_tasks(tmp_path):
+    path = write(tmp_path, GOOD)
+    assert problems(path, "model.head.name=stem") == [
+        "--set model.head.name=stem: model.head.name: stem is for tasks with embeddings of their "
+        "own; give vocabularies.NAME.task_specific, or use ple"
+    ]
+    load_config(path, ["model.head.name=stem", "vocabularies.item.task_specific={buy: {rows: 20}}"])
+
+
 def test_lists_attend_from_the_other_feature_of_their_vocabulary(tmp_path):
     path = write(tmp_path, GOOD.replace("pooling: sum", "pooling: sum, max_length: 5"))
     din = "features.sparse.recent.pooling=din"

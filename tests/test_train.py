@@ -189,7 +189,8 @@ def test_null_labels_of_one_task_leave_the_other_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("backbone", "head"),
-    [("deepfm", head) for head in HEADS] + [(backbone, "mmoe") for backbone in ("dlrm", "dcnv2")],
+    [("deepfm", head) for head in HEADS if head != "stem"]
+    + [(backbone, "mmoe") for backbone in ("dlrm", "dcnv2")],
 )
 def test_every_model_trains(log: Path, tmp_path: Path, backbone: str, head: str) -> None:
     report = train(
@@ -199,6 +200,18 @@ def test_every_model_trains(log: Path, tmp_path: Path, backbone: str, head: str)
         train={"epochs": 8},
     )
     assert report["tasks"]["click"]["auc"] > 0.65
+
+
+def test_stem_trains(log: Path, tmp_path: Path) -> None:
+    own = {task: {"rows": 50, "dim": 2} for task in ("click", "buy")}
+    report = train(
+        log,
+        tmp_path / "run",
+        vocabularies={"user": {"task_specific": own}, "item": {"task_specific": own}},
+        model={"head": {"name": "stem"}},
+        train={"epochs": 4},
+    )
+    assert report["tasks"]["click"]["auc"] > 0.7
 
 
 def test_esmm_refuses_labels_that_are_no_funnel(log: Path, tmp_path: Path) -> None:

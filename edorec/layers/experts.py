@@ -71,7 +71,7 @@ class MMoE(nn.Module):
     ) -> torch.Tensor:
         """(B, H) to logits (B, T)."""
         experts_BEH = torch.stack([expert(inputs_BH) for expert in self.experts], dim=1)
-        mixes = [_mix(gate, inputs_BH, experts_BEH) for gate in self.gates]
+        mixes = [mix(gate, inputs_BH, experts_BEH) for gate in self.gates]
         return _logits(self.towers, mixes, specific)
 
 
@@ -177,7 +177,7 @@ class _PLELevel(nn.Module):
         seen = [[*own, *shared] for own in tasks]
         seen.append([output for own in [*tasks, shared] for output in own])
         return [
-            _mix(gate, stream_BH, torch.stack(outputs, dim=1))
+            mix(gate, stream_BH, torch.stack(outputs, dim=1))
             for gate, stream_BH, outputs in zip(self.gates, streams, seen, strict=False)
         ]
 
@@ -200,7 +200,7 @@ def _logits(
     return torch.cat([tower(x) for tower, x in zip(towers, inputs, strict=True)], dim=1)
 
 
-def _mix(gate: nn.Module, inputs_BI: torch.Tensor, experts_BEH: torch.Tensor) -> torch.Tensor:
+def mix(gate: nn.Module, inputs_BI: torch.Tensor, experts_BEH: torch.Tensor) -> torch.Tensor:
     """The experts' outputs weighted by a softmax gate, (B, H)."""
     gates_B1E = torch.softmax(gate(inputs_BI), dim=1).unsqueeze(1)
     return torch.bmm(gates_B1E, experts_BEH).squeeze(1)

@@ -8,7 +8,7 @@ from edorec.sections import Section
 
 Hidden = list[Annotated[int, Field(ge=1)]]
 BACKBONE_NAMES = "deepfm, dlrm or dcnv2."
-HEAD_NAMES = "shared_bottom, mmoe, ple or esmm."
+HEAD_NAMES = "shared_bottom, mmoe, ple, stem or esmm."
 
 
 class DeepFMConfig(Section):
@@ -61,6 +61,16 @@ class PLEConfig(Section):
     tower_hidden: Hidden = Field([64], description="Widths of each task's tower.")
 
 
+class STEMConfig(Section):
+    """Experts over shared and task-specific embeddings (Su et al., AAAI 2024)."""
+
+    name: Literal["stem"] = Field("stem", description=HEAD_NAMES)
+    num_shared_experts: int = Field(1, ge=1, description="Experts on the shared part.")
+    num_task_experts: int = Field(1, ge=1, description="Experts of each task.")
+    expert_hidden: Hidden = Field([128], min_length=1, description="Widths of each expert.")
+    tower_hidden: Hidden = Field([64], description="Widths of each task's tower.")
+
+
 class ESMMConfig(Section):
     """Tasks in the order of a funnel, each over all exposures (Ma et al., SIGIR 2018)."""
 
@@ -94,7 +104,7 @@ class ModelConfig(Section):
     backbone: DeepFMConfig | DLRMConfig | DCNv2Config = Field(
         DeepFMConfig(), discriminator="name", description="How features interact."
     )
-    head: SharedBottomConfig | MMoEConfig | PLEConfig | ESMMConfig = Field(
+    head: SharedBottomConfig | MMoEConfig | PLEConfig | STEMConfig | ESMMConfig = Field(
         SharedBottomConfig(), discriminator="name", description="How tasks share."
     )
     din: DINConfig = DINConfig()

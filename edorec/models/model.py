@@ -15,12 +15,13 @@ from edorec.layers.experts import PLE, MMoE, SharedBottom
 from edorec.layers.funnel import ESMM
 from edorec.layers.interaction import DLRM, DCNv2, DeepFM
 from edorec.layers.sequences import DIN, Padded, Transformer
+from edorec.layers.stem import STEM
 from edorec.models.config import ModelConfig
 
 BACKBONES = {"deepfm": DeepFM, "dlrm": DLRM, "dcnv2": DCNv2}
-HEADS = {"shared_bottom": SharedBottom, "mmoe": MMoE, "ple": PLE, "esmm": ESMM}
+HEADS = {"shared_bottom": SharedBottom, "mmoe": MMoE, "ple": PLE, "stem": STEM, "esmm": ESMM}
 # Heads in which what a task has of its own gets the gradient of that task alone.
-TASK_SPECIFIC_HEADS = ("shared_bottom", "mmoe", "ple")
+TASK_SPECIFIC_HEADS = ("shared_bottom", "mmoe", "ple", "stem")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from edorec.layers.experts import PLE, MMoE, SharedBottom
 from edorec.layers.funnel import ESMM, logit_of_product
 from edorec.layers.interaction import DLRM, DCNv2, DeepFM
 from edorec.layers.mlp import MLP
+from edorec.layers.stem import STEM
 
 COMMON = {"dropout": 0.0, "batch_norm": False}
 
@@ -115,6 +116,42 @@ def test_ple_tasks_meet_in_shared_experts_alone() -> None:
 
 def moves(module: torch.nn.Module) -> bool:
     return any(p.grad is not None and p.grad.any() for p in module.parameters())
+
+
+def stem() -> STEM:
+    return STEM(
+        6,
+        2,
+        num_shared_experts=1,
+        num_task_experts=2,
+        expert_hidden=[5],
+        tower_hidden=[],
+        specific_widths=[3, 0],
+        **COMMON,
+    )
+
+
+def test_stem_mixes_the_experts_of_all_tasks() -> None:
+    head = stem()
+    inputs, own = torch.randn(4, 6), [torch.randn(4, 3), torch.empty(4, 0)]
+    seen = [torch.cat([inputs, vectors], dim=1) for vectors in own]
+    outputs = [head.shared_experts[0](inputs)]
+    outputs += [expert(seen[t]) for t in (0, 1) for expert in head.task_experts[t]]
+    gates = torch.softmax(head.gates[1](seen[1]), dim=1)
+    mixed = sum(gates[:, [e]] * output for e, output in enumerate(outputs))
+    torch.testing.assert_close(head(inputs, own)[:, 1:2], head.towers[1](mixed))
+
+
+def test_stem_sees_other_tasks_and_leaves_them_alone() -> None:
+    head = stem()
+    inputs = torch.randn(4, 6)
+    own = [torch.randn(4, 3, requires_grad=True), torch.empty(4, 0)]
+    head(inputs, own)[:, 1].sum().backward()
+    assert own[0].grad is None or not own[0].grad.any()
+    assert [moves(experts) for experts in head.task_experts] == [False, True]
+    assert moves(head.shared_experts)
+    other = [torch.randn(4, 3), own[1]]
+    assert not torch.allclose(head(inputs, own)[:, 1], head(inputs, other)[:, 1])
 
 
 def test_esmm_multiplies_probabilities_along_the_chain() -> None:

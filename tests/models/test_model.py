@@ -13,6 +13,7 @@ from edorec.models.config import (
     ModelConfig,
     PLEConfig,
     SharedBottomConfig,
+    STEMConfig,
 )
 from edorec.models.model import (
     BACKBONES,
@@ -27,10 +28,11 @@ HEAD_CONFIGS = [
     SharedBottomConfig(tower_hidden=[4]),
     MMoEConfig(num_experts=2, expert_hidden=[6], tower_hidden=[4]),
     PLEConfig(expert_hidden=[6], tower_hidden=[4]),
+    STEMConfig(expert_hidden=[6], tower_hidden=[4]),
     ESMMConfig(tower_hidden=[4]),
 ]
 Backbone = DeepFMConfig | DLRMConfig | DCNv2Config
-Head = SharedBottomConfig | MMoEConfig | PLEConfig | ESMMConfig
+Head = SharedBottomConfig | MMoEConfig | PLEConfig | STEMConfig | ESMMConfig
 
 
 def test_the_matrix_below_is_complete() -> None:
@@ -43,8 +45,10 @@ def test_the_matrix_below_is_complete() -> None:
 def test_every_weight_and_input_gets_a_gradient(backbone: Backbone, head: Head) -> None:
     torch.manual_seed(0)
     config = ModelConfig(backbone=backbone, head=head, batch_norm=True, dropout=0.1)
-    model = build_model(config, dims=[4, 4, 4], num_dense=2, num_tasks=3)
-    pooled = [torch.randn(16, 4, requires_grad=True) for _ in range(3)]
+    own_dims: list[list[int]] = [[4], [], [4, 4]] if head.name == "stem" else []
+    model = build_model(config, dims=[4, 4, 4], num_dense=2, num_tasks=3, specific_dims=own_dims)
+    num_vectors = 3 + sum(len(dims) for dims in own_dims)
+    pooled = [torch.randn(16, 4, requires_grad=True) for _ in range(num_vectors)]
     dense = torch.randn(16, 2, requires_grad=True)
     logits = model(pooled, dense)
     assert logits.shape == (16, 3)
@@ -88,6 +92,11 @@ def test_a_head_that_would_pass_a_tasks_gradient_on_is_refused() -> None:
             num_tasks=2,
             specific_dims=[[2], []],
         )
+
+
+def test_a_stem_whose_tasks_have_nothing_of_their_own_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"give vocabularies\.NAME\.task_specific, or use ple"):
+        build_model(ModelConfig(head=STEMConfig()), dims=[4], num_dense=0, num_tasks=2)
 
 
 @pytest.mark.parametrize("backbone", BACKBONE_CONFIGS, ids=lambda config: config.name)
