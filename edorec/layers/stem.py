@@ -1,4 +1,7 @@
-"""Tasks with embeddings of their own beside the shared ones. B batch, H hidden, E experts, T tasks."""
+"""Tasks with embeddings of their own beside the shared ones.
+
+B batch, H hidden, E experts, T tasks.
+"""
 
 from collections.abc import Sequence
 
@@ -12,9 +15,9 @@ from edorec.layers.mlp import MLP
 class STEM(nn.Module):
     """Experts over shared and task-specific embeddings (Su et al., AAAI 2024).
 
-    A task's experts and its gate see the shared part and its own vectors. Its gate mixes the shared
-    experts, its own and those of all other tasks, but the gradient stops at the latter (all forward,
-    task-specific backward): a task learns from what others know and never changes it.
+    A task's experts and its gate see the shared part and its own vectors. Its gate mixes the
+    shared experts, its own and those of all other tasks, but the gradient stops at the latter (all
+    forward, task-specific backward): a task learns from what others know and never changes it.
 
     Args:
         in_features: width of the shared part.
