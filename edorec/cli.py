@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edorec import cli_http, cli_serving
+from edorec import cli_http, cli_planning, cli_serving
 from edorec.cli_options import (
     Config,
     Quiet,
@@ -367,6 +367,8 @@ def init(
         typer.echo(text if out is None else f"wrote {out}", nl=out is not None)
 
 
+app.command(help=cli_planning.PLAN_HELP)(cli_planning.plan)
+app.command(help=cli_planning.SWEEP_HELP)(cli_planning.sweep)
 app.command(help=cli_serving.EXPORT_HELP)(cli_serving.export)
 app.command(help=cli_serving.SCORE_HELP)(cli_serving.score)
 app.command(name="predict", help="The same as score.")(cli_serving.score)

@@ -11,6 +11,7 @@ from typing import Any
 from edorec.config_file import show_key
 from edorec.config_schema import Path
 from edorec.data.schema import SEQUENCE_POOLINGS
+from edorec.memory_use import parse_budget
 from edorec.models.config import TransformerConfig
 
 Problem = tuple[Path, str]
@@ -74,12 +75,17 @@ def _features(values: dict[str, Any]) -> Iterator[Problem]:
             )
 
 
+def _used_vocabularies(values: dict[str, Any]) -> set[str]:
+    features = _mapping(values, "features", "sparse")
+    return {_text(feature, "vocabulary") or name for name, feature in features.items()}
+
+
 def _vocabularies(values: dict[str, Any]) -> Iterator[Problem]:
     sparse = _entries(values, "features", "sparse")
     declared = _mapping(values, "vocabularies")
     given = {name: _text(feature, "vocabulary") for name, feature in sparse.items()}
     own = {name for name, vocabulary in given.items() if vocabulary in (None, name)}
-    used = {vocabulary or name for name, vocabulary in given.items()}
+    used = _used_vocabularies(values)
     names = [*declared, *(name for name in own if name not in declared)]
     for name, vocabulary in given.items():
         if vocabulary is not None and vocabulary != name and vocabulary not in names:
@@ -199,36 +205,66 @@ def _tasks(values: dict[str, Any]) -> Iterator[Problem]:
 
 def _memory(values: dict[str, Any]) -> Iterator[Problem]:
     memory = _mapping(values, "memory")
-    bands = memory.get("bands")
+    yield from _storage(values, memory, ("memory",))
+    for name, table in _entries(values, "memory", "tables").items():
+        yield from _storage(values, table, ("memory", "tables", name))
+    names = _used_vocabularies(values)
+    for vocabulary in list(names):
+        of_tasks = _mapping(values, "vocabularies", vocabulary, "task_specific")
+        names |= {f"{vocabulary}@{task}" for task in of_tasks}
+    for name in _mapping(values, "memory", "tables"):
+        if name not in names:
+            yield ("memory", "tables", name), "there is no such table" + near(name, sorted(names))
+    if memory.get("budget") is not None:
+        yield from _budget(memory)
+
+
+def _budget(memory: dict[str, Any]) -> Iterator[Problem]:
+    for key in ("format", "state", "bands"):
+        if memory.get(key):
+            yield (
+                ("memory", key),
+                f"memory.budget decides it; leave it out, or give memory.tables.NAME.{key} for "
+                "tables that are to keep it",
+            )
+    try:
+        parse_budget(memory["budget"])
+    except ValueError as error:
+        yield ("memory", "budget"), str(error)
+
+
+def _storage(values: dict[str, Any], storage: dict[str, Any], prefix: Path) -> Iterator[Problem]:
+    """Faults of formats, states and bands, of all tables or of one."""
+    bands = storage.get("bands")
     entries = list(enumerate(bands)) if isinstance(bands, list) else []
     entries = [(k, band) for k, band in entries if isinstance(band, dict)]
     optimizer = _mapping(values, "embedding").get("optimizer", "rowwise_adagrad")
-    places: list[tuple[Path, str | None]] = [(("memory", "state"), _text(memory, "state"))]
-    places += [(("memory", "bands", k, "state"), _text(band, "state")) for k, band in entries]
+    places: list[tuple[Path, str | None]] = [((*prefix, "state"), _text(storage, "state"))]
+    places += [((*prefix, "bands", k, "state"), _text(band, "state")) for k, band in entries]
     for path, state in places if isinstance(optimizer, str) else ():
         if state not in (None, "fp32") and optimizer != "rowwise_adagrad":
             yield path, f"{state} is for rowwise_adagrad, and embedding.optimizer is {optimizer}"
     for key in ("format", "state") if entries else ():
-        if memory.get(key) not in (None, "fp32"):  # the default, which a run's config.yaml states
+        if storage.get(key) is not None:
             yield (
-                ("memory", key),
+                (*prefix, key),
                 f"the bands have formats and states of their own; leave {key} out",
             )
     counts = [band.get("min_count", 0) for _, band in entries]
     if isinstance(bands, list) and len(counts) == len(bands):
-        yield from _band_counts(counts)
+        yield from _band_counts(counts, (*prefix, "bands"))
 
 
-def _band_counts(counts: list[Any]) -> Iterator[Problem]:
+def _band_counts(counts: list[Any], prefix: Path) -> Iterator[Problem]:
     """Of the smallest counts of all bands; passed over where one is no count."""
     if not all(isinstance(count, int) and count >= 0 for count in counts):
         return
     for k in range(1, len(counts)):
         if counts[k] >= counts[k - 1]:
-            path = ("memory", "bands", k, "min_count")
+            path = (*prefix, k, "min_count")
             yield path, f"must be below that of the band before, {counts[k - 1]}, got {counts[k]}"
     if counts and counts[-1] != 0:
-        path = ("memory", "bands", len(counts) - 1, "min_count")
+        path = (*prefix, len(counts) - 1, "min_count")
         yield path, f"the last band takes all other ids, so its min_count is 0, not {counts[-1]}"
 
 

@@ -1,6 +1,7 @@
 """Memory that this process holds or may take, as the operating system counts it."""
 
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -8,6 +9,11 @@ from pathlib import Path
 STATUS = Path("/proc/self/status")
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+UNITS = {
+    "B": 1,
+    **{f"{letter}B": 1000**k for k, letter in enumerate("KMGT", 1)},
+    **{f"{letter}IB": 1024**k for k, letter in enumerate("KMGT", 1)},
+}
 
 
 def rss_bytes() -> int:
@@ -64,3 +70,34 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as 800MB, 1.5 GB or 64MiB.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    if found is None or found[2].upper() not in UNITS:
+        raise ValueError(f"wanted a number with a unit, such as 800MB or 1.5GiB, got {text!r}")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def parse_budget(budget: float | str) -> float | int:
+    """A share (float, above 0, at most 1) or a number of bytes (int, at least 1).
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if isinstance(budget, str):
+        num_bytes = parse_bytes(budget)
+        if num_bytes < 1:
+            raise ValueError(f"wanted at least 1 byte, got {budget!r}")
+        return num_bytes
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
+        raise ValueError(
+            "wanted a share of FP32's bytes, above 0 and at most 1, or a size with a unit, such as "
+            f"800MB, got {budget!r}"
+        )
+    return float(budget)

@@ -53,6 +53,28 @@ def locked_folder(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def work_folder(folder: Path, *, holds: str, what: str) -> Iterator[None]:
+    """Makes the folder of long work and keeps other processes out of it inside the block.
+
+    Args:
+        folder: new, empty or with earlier work of the same kind.
+        holds: a file that earlier work has.
+        what: the work, for messages.
+
+    Raises:
+        InputError: if ``folder`` holds something else, or another process works there.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / holds).exists():
+        raise InputError(
+            f"the run folder {folder} is not empty and holds no {what} ({holds}); "
+            "give another --run-dir"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_folder(folder):
+        yield
+
+
 def write_file(path: Path, text: str) -> None:
     """Writes ``text`` to a temporary name and renames it to ``path``."""
     temporary = path.with_name(f"{path.name}.tmp")

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from edorec.memory_use import format_bytes
+
 COLORS = ("#1f6f8b", "#d1603d", "#5b8c5a", "#7d5ba6", "#c2a83e")
 MOST_TABLES = 20
 
@@ -87,6 +89,44 @@ def _memory(path: Path, report: dict[str, Any]) -> str | None:
     axis.set(xlabel="MB", title="memory by table")
     axis.legend(frameon=False, loc="lower right")
     return _save(figure, path)
+
+
+def plot_sweep(run_dir: Path, result: dict[str, Any]) -> None:
+    """Draws sweep.png and sweep.svg: test AUC of the deciding task over bytes, and FP32's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter
+
+    task = result["task"]
+    points = [c for c in result["contenders"] if c["auc"][task]["mean"] is not None]
+    if not points:
+        return
+    figure, axis = plt.subplots(figsize=(7, 4.2))
+    for contender in points:
+        auc, is_base = contender["auc"][task], contender["name"] == "FP32"
+        label = result["baseline"] if is_base else contender["name"].removeprefix("budget ")
+        axis.errorbar(
+            contender["total_bytes"],
+            auc["mean"],
+            yerr=auc["sd"] or 0,
+            fmt="s" if is_base else "o",
+            color=_color(1 if is_base else 0),
+            capsize=3,
+        )
+        place = (contender["total_bytes"], auc["mean"])
+        axis.annotate(label, place, xytext=(5, 5), textcoords="offset points")
+        if is_base:
+            axis.axhline(auc["mean"], color=_color(1), linewidth=1, linestyle="--")
+    axis.set(xscale="log", xlabel="rows and optimizer state while training")
+    axis.xaxis.set_major_formatter(lambda size, _: format_bytes(size))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel(f"test AUC of {task}")
+    axis.margins(x=0.2, y=0.15)
+    figure.tight_layout()
+    figure.savefig(run_dir / "sweep.svg")
+    _save(figure, run_dir / "sweep.png")
 
 
 def _color(index: int) -> str:

@@ -107,9 +107,15 @@ class Recommender:
 
 
 def table_maps(config: RunConfig, vocabularies: Mapping[str, Vocabulary]) -> TableMaps:
-    """Which rows the tables of a configuration have on these vocabularies."""
+    """Which rows the tables of a configuration have on these vocabularies.
+
+    Raises:
+        ValueError: if ``config`` has a budget that was not planned.
+    """
     features = config.features.sparse
     names = sorted({feature.vocabulary or name for name, feature in features.items()})
+    if config.memory.budget is not None and not config.memory.tables.keys() >= set(names):
+        raise ValueError("memory.budget is not planned: the configuration lacks the plan's tables")
     settings = {name: config.vocabularies.get(name, VocabularyConfig()) for name in names}
     row_maps = {
         name: build_row_map(
@@ -139,8 +145,14 @@ def build_recommender(
 ) -> Recommender:
     """Builds untrained tables and dense part; the same seed gives the same initial values.
 
+    Args:
+        config: with the plan of its budget, if it has one.
+        vocabularies: by name.
+        device: where tables and dense part go.
+
     Raises:
         ConfigError: if the model cannot work on these features.
+        ValueError: if ``config`` has a budget that was not planned.
     """
     features = config.features.sparse
     maps = table_maps(config, vocabularies)

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,6 @@ from typing import Any, Self
 from rich.console import Console
 from rich.table import Table
 
-from edorec.embedding.accounting import TableBytes
 from edorec.errors import InputError
 from edorec.memory_use import format_bytes
 from edorec.output_folder import write_file
@@ -80,12 +79,6 @@ class MetricsLog:
                 self._writer.add_scalar(name, value, line["step"])
 
 
-def write_plan(run_dir: Path, tables: Sequence[TableBytes]) -> None:
-    """Writes plan.json: the tables as they were built."""
-    content = {"tables": [vars(table) for table in tables]}
-    write_file(run_dir / "plan.json", json.dumps(content, indent=2) + "\n")
-
-
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     """Writes report.json, the plots and report.md; each file is complete or absent."""
     write_file(run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
@@ -107,18 +100,6 @@ def print_summary(report: dict[str, Any], console: Console) -> None:
     for line in (*_memory_lines(report), *_speed_lines(report), *report["diagnosis"]):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"report: {report['run']}/report.md", highlight=False, soft_wrap=True)
-
-
-def print_plan(tables: Sequence[TableBytes], console: Console) -> None:
-    """Prints the tables of a run, the largest first."""
-    shown = Table("table")
-    for title in ("ids seen", "rows", "buckets", "dim", "format", "bytes"):
-        shown.add_column(title, justify="right")
-    for table in sorted(tables, key=lambda t: -(t.weights_bytes + t.optimizer_bytes)):
-        counts = (f"{count:,}" for count in (table.num_ids, table.rows, table.buckets, table.dim))
-        size = format_bytes(table.weights_bytes + table.optimizer_bytes)
-        shown.add_row(table.name, *counts, table.format, size)
-    console.print(shown)
 
 
 def _markdown(report: dict[str, Any], pictures: list[str]) -> Iterable[str]:

@@ -12,8 +12,7 @@ from edorec.config import RunConfig
 from edorec.data.schema import VocabularyConfig
 from edorec.data.vocabulary import Vocabulary, feature_counts
 from edorec.embedding.admission import build_row_map
-from edorec.embedding.bands import num_bytes
-from edorec.embedding.build import plan_bands
+from edorec.embedding.bands import num_bytes, plan_bands
 from edorec.layers.sequences import Transformer
 from edorec.recommender import Recommender
 
@@ -64,6 +63,6 @@ def _bytes_alone(config: RunConfig, vocabulary: Vocabulary, feature: str) -> int
         buckets=settings.buckets,
         oov_rate=settings.oov_rate,
     )
-    bands = plan_bands(config.memory, row_map=row_map, counts=counts)
+    bands = plan_bands(config.memory.bands_of(vocabulary.name), row_map=row_map, counts=counts)
     dim = settings.dim or config.embedding.dim
     return num_bytes(bands, dim=dim, optimizer=config.embedding.optimizer)

@@ -1,14 +1,16 @@
-"""What ``edorec prepare``, ``edorec evaluate`` and ``edorec tune`` show on the screen."""
+"""What ``edorec prepare``, ``evaluate``, ``tune`` and ``sweep`` show on the screen."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from edorec.data.growth import read_rank_map
 from edorec.data.prepare import Prepared
+from edorec.memory_use import format_bytes
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 BEST_TRIALS = 10
@@ -69,6 +71,63 @@ def print_search(result: dict[str, Any], console: Console) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def print_sweep(result: dict[str, Any], console: Console) -> None:
+    """Prints AUC over memory, and where the plot is."""
+    table = Table(title=f"test AUC of {result['task']} over memory", box=SIMPLE)
+    table.add_column("", no_wrap=True)
+    head, rows = _sweep_rows(result, [result["task"]])
+    for title in head:
+        table.add_column(title, justify="right", no_wrap=title != "seeds")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for text in (f"FP32: {result['baseline']}", f"{result['run']}/sweep.md, sweep.png, sweep.svg"):
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def sweep_markdown(result: dict[str, Any]) -> str:
+    """The same for all tasks, as a Markdown page."""
+    head, rows = _sweep_rows(result, result["tasks"])
+    lines = [
+        f"# {result['run'].rpartition('/')[2]}",
+        "",
+        "Means over seeds; differences are paired by seed, +- their standard deviation. Bytes are",
+        "rows and optimizer state while training; serving is rows as trained and the index of ids.",
+        f"FP32: {result['baseline']}.",
+        "",
+        f"| | {' | '.join(head)} |",
+        f"|---|{'--:|' * len(head)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        "![AUC over memory](sweep.png)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sweep_rows(result: dict[str, Any], tasks: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Titles, and a row a contender whose first cell is its name."""
+    titles = ["bytes", "of FP32", "serving", "rows/s", "seeds"]
+    for task in tasks:
+        titles += [f"AUC {task}" if len(tasks) > 1 else "AUC", "minus FP32's"]
+    rows = []
+    for contender in result["contenders"]:
+        cells = [
+            contender["name"],
+            format_bytes(contender["total_bytes"]),
+            f"{contender['of_fp32']:.4f}",
+            format_bytes(contender["serving_bytes"]),
+            f"{contender['rows_per_second']:,.0f}",
+            str(len(contender["seeds"])),
+        ]
+        for task in tasks:
+            auc, minus = contender["auc"][task], contender["auc_minus_fp32"][task]
+            cells.append("n/a" if auc["mean"] is None else f"{auc['mean']:.4f}")
+            spread = "" if minus["sd"] is None else f" +-{minus['sd']:.4f}"
+            cells.append("n/a" if minus["mean"] is None else f"{minus['mean']:+.4f}{spread}")
+        rows.append(cells)
+    return titles, rows
 
 
 def _vocabularies(prepared: Prepared) -> Table:

@@ -34,9 +34,12 @@ from edorec.embedding.build import report_bytes
 from edorec.evaluate import evaluate_split
 from edorec.memory_use import peak_rss_bytes, rss_bytes
 from edorec.output_folder import locked_folder
+from edorec.planning.plan import Plan, apply_plan, write_plan
+from edorec.planning.planner import make_plan
+from edorec.planning.show import print_plan
 from edorec.progress import Progress, StageProgress
 from edorec.recommender import Recommender
-from edorec.report import MetricsLog, print_plan, print_summary, write_plan, write_report
+from edorec.report import MetricsLog, print_summary, write_report
 from edorec.run_folder import CHECKPOINTS, begin_run_dir, find_checkpoint, find_run_dir, new_run_dir
 from edorec.run_state import Position, RunState
 from edorec.selection import Selection
@@ -63,6 +66,7 @@ def run(
     run_dir: Path | None,
     verbosity: int,
     resume: bool = False,
+    plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Trains the model that ``config`` describes and writes the run folder.
 
@@ -73,6 +77,7 @@ def run(
         verbosity: -1 quiet, 0 normal, 1 verbose.
         resume: go on from the newest complete checkpoint in the run folder; from the beginning
             where there is none.
+        plan: of ``config``, if it was made before.
 
     Returns:
         The content of report.json.
@@ -87,14 +92,15 @@ def run(
     with locked_folder(run_dir):
         saved = find_checkpoint(run_dir, console) if resume else None
         prepared = prepare_splits(config, console=console, verbosity=verbosity)
+        plan = plan or make_plan(config, prepared)
+        config = apply_plan(config, plan)
         recommender, warm = new_recommender(config, prepared, device=device)
         identified = identity(config, prepared, recommender)
         if saved is not None:
             check_identity(saved, identified)
         begin_run_dir(run_dir, dump_config(config), saved=saved)
         copy_vocabularies(prepared, run_dir / "vocabularies")
-        plan = _table_bytes(config, recommender)
-        write_plan(run_dir, plan)
+        write_plan(run_dir / "plan.json", plan)
         if verbosity > 0:
             print_plan(plan, console)
         if warm is not None and saved is None:

@@ -18,8 +18,7 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +33,9 @@ from edorec.config import RunConfig, dump_config
 from edorec.data.prepare import Prepared
 from edorec.errors import InputError, NotFiniteError
 from edorec.optimization import EarlyStopping
-from edorec.output_folder import locked_folder, write_file
+from edorec.output_folder import work_folder, write_file
+from edorec.planning.plan import apply_plan
+from edorec.planning.planner import make_plan
 from edorec.search_space import EPOCHS, WEIGHT_DECAY, Range, value_of, with_values, without_test
 from edorec.selection import SCALARS
 from edorec.summaries import print_search
@@ -77,7 +78,7 @@ def tune(
     """
     if run_dir is None:
         run_dir = Path("runs") / f"{config.name or 'run'}-tune-{datetime.now():%Y%m%d-%H%M%S}"
-    with _own_folder(run_dir):
+    with work_folder(run_dir, holds=STUDY, what="search"):
         search = _Search(config, space, run_dir=run_dir, verbosity=verbosity)
         search.run(num_trials)
         result = search.write()
@@ -125,6 +126,7 @@ class _Search:
         self._say(f"if interrupted, the same command with --run-dir {self._run_dir} goes on")
         prepared = prepare_splits(self._searched, console=self._console, verbosity=self._verbosity)
         self._agree("data", {"the content of the data files": prepared.key})
+        self._searched = apply_plan(self._searched, make_plan(self._searched, prepared))
         while len(self._outcomes()) < num_trials:
             self._run_trial(prepared, num_trials)
             gc.collect()  # its tables are gone before the next trial's are made
@@ -275,19 +277,6 @@ class _Search:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _own_folder(run_dir: Path) -> Iterator[None]:
-    """Makes the folder of a search and keeps other processes out of it inside the block."""
-    if run_dir.exists() and any(run_dir.iterdir()) and not (run_dir / STUDY).exists():
-        raise InputError(
-            f"the run folder {run_dir} is not empty and holds no search ({STUDY}); "
-            "give another --run-dir"
-        )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with locked_folder(run_dir):
-        yield
 
 
 def _open_study(path: Path, direction: Direction) -> optuna.Study:

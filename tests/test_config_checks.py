@@ -148,10 +148,36 @@ def test_faults_inside_bands_are_told_as_elsewhere(tmp_path):
             "memory.bands.0.format: required and not given; wanted one of fp32, fp16, int8, int4, "
             "int2",
         ),
-        ("memory.state=[]", "memory.state: wanted one of fp32, bf16, log8, got []"),
+        ("memory.state=[]", "memory.state: wanted one of fp32, bf16, log8 or null, got []"),
     ]:
         found = problems(path, "embedding.optimizer=sgd", override)
         assert found == [f"--set {override}: {sentence}"]
+
+
+def test_faults_of_single_tables_and_budgets(tmp_path):
+    path = write(tmp_path, GOOD)
+    for override, key, sentence in [
+        ("memory.tables.usr.format=int8", "tables.usr", "there is no such table; did you mean "),
+        (
+            "memory.tables.user={format: int8, bands: [{format: int4}]}",
+            "tables.user.format",
+            "the bands have formats and states of their own; leave format out",
+        ),
+        (
+            "memory={budget: 0.5, format: int8}",
+            "format",
+            "memory.budget decides it; leave it out, or give memory.tables.NAME.format for tables "
+            "that are to keep it",
+        ),
+        ("memory.budget=0", "budget", "wanted a share of FP32's bytes, above 0 and at most 1, or "),
+        ("memory.budget=800", "budget", "wanted a share of FP32's bytes, above 0 and at most 1, "),
+        ("memory.budget=12 parsecs", "budget", "wanted a number with a unit, such as 800MB or "),
+        ("memory.budget=0MB", "budget", "wanted at least 1 byte, got '0MB'"),
+    ]:
+        found = problems(path, override)
+        assert len(found) == 1
+        assert found[0].startswith(f"--set {override}: memory.{key}: {sentence}")
+    load_config(path, ["memory.budget=1.5 GiB", "memory.tables.user.format=int8"])
 
 
 def test_learned_task_weights_leave_none_to_give(tmp_path):

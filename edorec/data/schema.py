@@ -73,15 +73,19 @@ class VocabularyConfig(Section):
     """The ids of one entity, in order of frequency, and which of them get an embedding row."""
 
     dim: int | None = Field(None, ge=1, description="Embedding dim; default embedding.dim.")
-    min_count: int = Field(1, ge=1, description="Training occurrences that earn an id its own row.")
+    min_count: int | None = Field(
+        None,
+        ge=1,
+        description="Training occurrences that earn an id its own row; default 1, or the plan's.",
+    )
     max_rows: int | None = Field(
         None, ge=0, description="At most this many ids get a row of their own."
     )
-    buckets: float = Field(
-        0.01,
+    buckets: float | None = Field(
+        None,
         ge=0,
         description="Rows shared by hash for all other ids: a share of the ids seen when below 1, "
-        "else a number of rows. At least one row.",
+        "else a number of rows. At least one row; default 0.01, or the plan's.",
     )
     oov_rate: float = Field(
         0.1,

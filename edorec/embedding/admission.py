@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 I64 = npt.NDArray[np.int64]
+MIN_COUNT, BUCKETS = 1, 0.01  # where neither settings nor a plan say
 RANK_MASK = np.int64(0xFFFFFFFF)
 
 
@@ -79,9 +80,9 @@ class RowMap:
 def build_row_map(
     vocabulary_counts: I64,
     *,
-    min_count: int,
+    min_count: int | None,
     max_rows: int | None,
-    buckets: float,
+    buckets: float | None,
     oov_rate: float,
     bucket_ids: int | None = None,
 ) -> RowMap:
@@ -89,12 +90,15 @@ def build_row_map(
 
     Args:
         vocabulary_counts: training look-ups of each id, descending.
-        min_count: look-ups that earn an id its own row.
+        min_count: look-ups that earn an id its own row; None: ``MIN_COUNT``.
         max_rows: most ids with a row of their own.
-        buckets: below 1 a share of the ids seen, else a number of rows; at least one row.
+        buckets: below 1 a share of the ids seen, else a number of rows; at least one row; None:
+            ``BUCKETS``.
         oov_rate: see ``RowMap``.
         bucket_ids: ids that a share of buckets is a share of; default all.
     """
+    min_count = MIN_COUNT if min_count is None else min_count
+    buckets = BUCKETS if buckets is None else buckets
     own = int(np.searchsorted(-vocabulary_counts, -min_count, side="right"))
     if max_rows is not None:
         own = min(own, max_rows)

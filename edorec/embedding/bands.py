@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from edorec.embedding.admission import I64, RowMap
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.optimizers import initial_state, state_bytes
 from edorec.embedding.states import STATES
 from edorec.embedding.storage import MappedBytes
+from edorec.embedding.tables import BandConfig
 
 CHUNK_ROWS = 1 << 12  # small, so that making a large table takes no memory besides its own
 # torch draws normal numbers in blocks of 16: of whole blocks, the first do not depend on how many.
@@ -85,6 +88,36 @@ class BandMemory:
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer state."""
         return self.band.num_rows * self.state_bytes
+
+
+def plan_bands(bands: Sequence[BandConfig], *, row_map: RowMap, counts: I64) -> list[Band]:
+    """The bands of a table: the settings' by frequency, then its buckets.
+
+    Args:
+        bands: settings, the most frequent ids first.
+        row_map: which ids have rows of their own.
+        counts: training look-ups of each id, descending.
+    """
+    thresholds = [band.min_count for band in bands[:-1]]
+    cuts = np.searchsorted(-counts, [-count for count in thresholds], side="right")
+    ends = [*np.minimum(cuts, row_map.num_own_rows).tolist(), row_map.num_own_rows]
+    planned, first = [], 0
+    for band, end in zip(bands, ends, strict=True):
+        planned.append(Band(end - first, band.format, band.state))
+        first = end
+    if len(planned) == 1:
+        return [Band(row_map.num_rows, planned[0].format, planned[0].state)]
+    # A bucket is updated as often as all ids that share it: it is stored like one id as frequent.
+    lookups = bucket_lookups(row_map, counts)
+    like = next(band for band in bands if lookups >= band.min_count)
+    return [*planned, Band(row_map.num_buckets, like.format, like.state)]
+
+
+def bucket_lookups(row_map: RowMap, counts: I64) -> float:
+    """Training look-ups of one bucket on average."""
+    shared = counts[row_map.num_own_rows :].sum()
+    drawn = row_map.oov_rate * counts[row_map.rare_from : row_map.num_own_rows].sum()
+    return float((shared + drawn) / row_map.num_buckets)
 
 
 def num_bytes(bands: Sequence[Band], *, dim: int, optimizer: str) -> int:

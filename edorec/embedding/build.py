@@ -1,9 +1,8 @@
 """Builds the tables of a run from its vocabularies and settings."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-import numpy as np
 import torch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -12,11 +11,11 @@ from edorec.data.schema import SparseFeature, is_sequence
 from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
-from edorec.embedding.bands import Band, num_bytes
+from edorec.embedding.bands import Band, num_bytes, plan_bands
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.kernels.layout import BeforeUpdate
-from edorec.embedding.tables import BandConfig, EmbeddingConfig, MemoryConfig
+from edorec.embedding.tables import EmbeddingConfig, MemoryConfig
 from edorec.errors import ConfigError
 from edorec.memory_use import format_bytes, free_memory_bytes
 
@@ -80,7 +79,7 @@ def build_tables(
         ConfigError: if there is not enough memory for them.
     """
     bands = {
-        name: plan_bands(memory, row_map=row_map, counts=counts[name])
+        name: plan_bands(memory.bands_of(name), row_map=row_map, counts=counts[name])
         for name, row_map in row_maps.items()
     }
     _check_memory(bands, dims=dims, optimizer=embedding.optimizer, device=device)
@@ -89,7 +88,9 @@ def build_tables(
         users[feature.vocabulary or name].append(name)
     sequences = [name for name, feature in features.items() if is_sequence(feature)]
     pooling = {n: POOLINGS[f.pooling] for n, f in features.items() if n not in sequences}
-    if device.type == "cuda" and not sequences and fbgemm_has(embedding, memory):
+    if _uses_fbgemm(
+        embedding, memory, tables=row_maps, has_sequences=bool(sequences), device=device
+    ):
         return FusedEmbeddingBagCollection(
             [
                 EmbeddingBagConfig(
@@ -97,7 +98,7 @@ def build_tables(
                     num_embeddings=row_map.num_rows,
                     embedding_dim=dims[name],
                     feature_names=users[name],
-                    data_type=FBGEMM_TYPES[memory.format],
+                    data_type=FBGEMM_TYPES[bands[name][0].format],
                 )
                 for name, row_map in row_maps.items()
             ],
@@ -165,35 +166,44 @@ def _check_memory(
     )
 
 
-def fbgemm_has(embedding: EmbeddingConfig, memory: MemoryConfig) -> bool:
+def _uses_fbgemm(
+    embedding: EmbeddingConfig,
+    memory: MemoryConfig,
+    *,
+    tables: Iterable[str],
+    has_sequences: bool,
+    device: torch.device,
+) -> bool:
+    """Whether the tables are FBGEMM's.
+
+    Raises:
+        ConfigError: if they must be and cannot.
+    """
+    can = not has_sequences and fbgemm_has(embedding, memory, tables)
+    if embedding.backend == "fbgemm" and not can:
+        raise ConfigError(
+            [
+                "embedding.backend: FBGEMM has tables with fp32 or fp16 rows (one format for "
+                f"all), {', '.join(fused.OPTIMIZERS)}, an fp32 state, pooled lists, no weight "
+                "decay and no qat; change those keys, or take edorec"
+            ]
+        )
+    on_cuda = device.type == "cuda"
+    return can and (embedding.backend == "fbgemm" or (embedding.backend == "auto" and on_cuda))
+
+
+def fbgemm_has(embedding: EmbeddingConfig, memory: MemoryConfig, tables: Iterable[str]) -> bool:
     """Whether FBGEMM's fused tables do the same as ours."""
+    by_table = [memory.bands_of(name) for name in tables]
+    formats = {band.format for bands in by_table for band in bands}
     return (
-        memory.format in FBGEMM_TYPES
-        and not memory.bands
+        len(formats) == 1
+        and formats <= FBGEMM_TYPES.keys()
+        and all(len(bands) == 1 and bands[0].state == "fp32" for bands in by_table)
         and memory.qat is None
-        and memory.state == "fp32"
         and embedding.optimizer in fused.OPTIMIZERS
         and embedding.weight_decay == 0
     )
-
-
-def plan_bands(memory: MemoryConfig, *, row_map: RowMap, counts: I64) -> list[Band]:
-    """The bands of a table: the settings' by frequency, then its buckets."""
-    bands = memory.bands or [BandConfig(format=memory.format, state=memory.state)]
-    thresholds = [band.min_count for band in bands[:-1]]
-    cuts = np.searchsorted(-counts, [-count for count in thresholds], side="right")
-    ends = [*np.minimum(cuts, row_map.num_own_rows).tolist(), row_map.num_own_rows]
-    planned, first = [], 0
-    for band, end in zip(bands, ends, strict=True):
-        planned.append(Band(end - first, band.format, band.state))
-        first = end
-    if len(planned) == 1:
-        return [Band(row_map.num_rows, planned[0].format, planned[0].state)]
-    # A bucket is updated as often as all ids that share it: it is stored like one id as frequent.
-    shared = counts[row_map.num_own_rows :].sum()
-    drawn = row_map.oov_rate * counts[row_map.rare_from : row_map.num_own_rows].sum()
-    like = next(b for b in bands if (shared + drawn) / row_map.num_buckets >= b.min_count)
-    return [*planned, Band(row_map.num_buckets, like.format, like.state)]
 
 
 def report_bytes(
@@ -206,7 +216,6 @@ def report_bytes(
     device: torch.device,
 ) -> list[TableBytes]:
     """What each table holds in memory; ``num_ids``: ids of the training data by vocabulary."""
-    formats = [band.format for band in memory.bands] or [memory.format]
     return [
         TableBytes(
             name=name,
@@ -214,7 +223,7 @@ def report_bytes(
             rows=row_maps[name].num_rows,
             buckets=row_maps[name].num_buckets,
             dim=dims[name],
-            format="+".join(dict.fromkeys(formats)),
+            format="+".join(dict.fromkeys(band.format for band in memory.bands_of(name))),
             placement="device" if device.type == "cuda" else "ram",
             weights_bytes=weights_bytes,
             optimizer_bytes=optimizer_bytes,

@@ -31,6 +31,11 @@ class EmbeddingConfig(Section):
         description="Decoupled weight decay; in each step of the rows that it looks up alone, "
         "others stay as they are.",
     )
+    backend: Literal["auto", "edorec", "fbgemm"] = Field(
+        "auto",
+        description="Whose tables: edorec's, or FBGEMM's fused ones, which torchrec uses (fp32 or "
+        "fp16 rows only); auto: FBGEMM's on CUDA where they can, else edorec's.",
+    )
 
 
 class BandConfig(Section):
@@ -47,20 +52,51 @@ class BandConfig(Section):
     )
 
 
-class MemoryConfig(Section):
-    """How table rows are stored while training."""
+class TableMemoryConfig(Section):
+    """How the rows of one table are stored while training; it wins over what holds for all."""
 
-    format: TrainedFormat = Field("fp32", description="Row format of the tables.")
-    state: StateName = Field(
-        "fp32", description="Format of row-wise Adagrad's accumulator: 4, 2 or 1 bytes a row."
+    format: TrainedFormat | None = Field(None, description="Row format; default fp32.")
+    state: StateName | None = Field(
+        None,
+        description="Format of row-wise Adagrad's accumulator: 4, 2 or 1 bytes a row; default "
+        "fp32.",
     )
     bands: list[BandConfig] = Field(
         [],
         description="Formats by frequency in place of format and state, the most frequent ids "
         "first; the last band has min_count 0. Buckets are stored like an id that is as frequent.",
     )
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it says anything."""
+        return bool(self.bands) or self.format is not None or self.state is not None
+
+    def all_bands(self) -> list[BandConfig]:
+        """The bands, one where format and state are given."""
+        return self.bands or [BandConfig(format=self.format or "fp32", state=self.state or "fp32")]
+
+
+class MemoryConfig(TableMemoryConfig):
+    """How table rows are stored while training."""
+
+    budget: float | str | None = Field(
+        None,
+        description="Bytes that rows and optimizer state may take: a share of what FP32 takes for "
+        "all ids (above 0, at most 1) or a size such as 800MB. The planner then decides what is "
+        "not given: formats, ids with a row of their own, buckets (docs/planning.md).",
+    )
     qat: Literal["int8", "int4", "int2", "sparse28"] | None = Field(
         None,
         description="Quantization-aware training: rows are read through this format, which the "
         "model then serves in, while they are stored and updated in theirs.",
     )
+    tables: dict[str, TableMemoryConfig] = Field(
+        {},
+        description="Formats of single tables, by vocabulary, or vocabulary@task for a task's.",
+    )
+
+    def bands_of(self, table: str) -> list[BandConfig]:
+        """The bands of a table."""
+        own = self.tables.get(table)
+        return (own if own is not None and own.is_given else self).all_bands()

@@ -17,8 +17,8 @@ from edorec.data.vocabulary import Vocabulary
 from edorec.embedding import build as build_module
 from edorec.embedding.accounting import TableBytes, memory_report
 from edorec.embedding.admission import RowMap
-from edorec.embedding.bands import Band, num_bytes
-from edorec.embedding.build import EmbeddingTables, build_tables, plan_bands, report_bytes
+from edorec.embedding.bands import Band, num_bytes, plan_bands
+from edorec.embedding.build import EmbeddingTables, build_tables, report_bytes
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.tables import EmbeddingConfig, MemoryConfig
 from edorec.errors import ConfigError
@@ -41,19 +41,21 @@ def bands_of(*bands: tuple[int, str, str]) -> MemoryConfig:
 
 def test_a_table_without_bands_is_one() -> None:
     memory = MemoryConfig(format="int8", state="bf16")
-    assert plan_bands(memory, row_map=row_map(9, 4), counts=COUNTS) == [Band(13, "int8", "bf16")]
+    assert plan_bands(memory.all_bands(), row_map=row_map(9, 4), counts=COUNTS) == [
+        Band(13, "int8", "bf16")
+    ]
 
 
 def test_bands_are_cut_by_count_and_buckets_are_like_an_id_as_frequent() -> None:
     memory = bands_of((30, "fp32", "fp32"), (9, "int8", "bf16"), (0, "int4", "log8"))
-    assert plan_bands(memory, row_map=row_map(9, 2), counts=COUNTS) == [
+    assert plan_bands(memory.all_bands(), row_map=row_map(9, 2), counts=COUNTS) == [
         Band(3, "fp32"),
         Band(2, "int8", "bf16"),
         Band(4, "int4", "log8"),
         Band(2, "int4", "log8"),  # no training id takes a bucket
     ]
     # Fewer ids have a row of their own than the first band would take.
-    assert plan_bands(memory, row_map=row_map(2, 2), counts=COUNTS) == [
+    assert plan_bands(memory.all_bands(), row_map=row_map(2, 2), counts=COUNTS) == [
         Band(2, "fp32"),
         Band(0, "int8", "bf16"),
         Band(0, "int4", "log8"),
@@ -63,7 +65,7 @@ def test_bands_are_cut_by_count_and_buckets_are_like_an_id_as_frequent() -> None
     drawn = RowMap(9, 2, rare_from=0, oov_rate=0.5)
     per_bucket = 0.5 * COUNTS[:9].sum() / 2
     assert per_bucket >= 30
-    assert plan_bands(memory, row_map=drawn, counts=COUNTS)[-1] == Band(2, "fp32")
+    assert plan_bands(memory.all_bands(), row_map=drawn, counts=COUNTS)[-1] == Band(2, "fp32")
 
 
 @given(
@@ -81,7 +83,7 @@ def test_every_row_is_in_the_band_of_its_count(
     cuts = [*sorted(thresholds, reverse=True), 0]
     formats = ["fp32", "fp16", "int8", "int4", "int2"]
     memory = bands_of(*[(cut, formats[k], "bf16") for k, cut in enumerate(cuts)])
-    planned = plan_bands(memory, row_map=row_map(own, buckets), counts=sorted_counts)
+    planned = plan_bands(memory.all_bands(), row_map=row_map(own, buckets), counts=sorted_counts)
     assert sum(band.num_rows for band in planned) == own + buckets
     row_formats = [band.format for band in planned for _ in range(band.num_rows)]
     for rank in range(own):
