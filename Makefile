@@ -30,7 +30,7 @@ train: data
 	$(BIN)/python train.py --config ecommerce.yaml
 
 test: setup-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: setup-test
 	$(BIN)/python -m pytest -m slow
