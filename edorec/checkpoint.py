@@ -9,24 +9,40 @@ import torch
 from torch import nn
 
 from edorec.embedding.build import EmbeddingTables
+from edorec.embedding.whole_tables import State, gather_tables, rows_of_shard
 from edorec.errors import InputError
+from edorec.processes import ONE, Processes
 
 VERSION = 1
 
 
-def save_model(path: Path, *, model: nn.Module, tables: EmbeddingTables, step: int) -> None:
+def save_model(
+    path: Path,
+    *,
+    model: nn.Module,
+    tables: EmbeddingTables,
+    step: int,
+    processes: Processes = ONE,
+) -> None:
     """Writes a model to a temporary name, syncs it to disk and renames it to ``path``.
+
+    Of several processes the first writes it, with the rows of all.
 
     Raises:
         InputError: if the disk is full or cannot be written; ``path`` is then what it was before.
     """
+    state = gather_tables(tables, processes)
+    processes.from_first(lambda: _write(path, model=model, state=state, step=step))
+
+
+def _write(path: Path, *, model: nn.Module, state: State, step: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     content = {
         "version": VERSION,
         "step": step,
         "dense": model.state_dict(),
-        "tables": tables.tables_state(),
+        "tables": state,
     }
     try:
         with temporary.open("wb") as file:
@@ -47,14 +63,15 @@ def load_model(path: Path, *, model: nn.Module, tables: EmbeddingTables) -> int:
     """
     content = read_model(path)
     live = tables.tables_state()
-    problems = _differences(content["tables"], live)
+    saved = _held(content["tables"], tables)
+    problems = _differences(saved, live)
     dense = model.state_dict()
     problems += _differences({"dense": content["dense"]}, {"dense": dense})
     if problems:
         raise InputError(f"{path} does not fit this configuration: " + "; ".join(problems))
     for table, tensors in live.items():
         for key, tensor in tensors.items():
-            tensor.copy_(content["tables"][table][key])
+            tensor.copy_(saved[table][key])
     model.load_state_dict(content["dense"])
     return int(content["step"])
 
@@ -74,6 +91,17 @@ def read_model(path: Path) -> dict[str, Any]:
     if content.get("version") != VERSION:
         raise InputError(f"{path}: checkpoint version {content.get('version')}, wanted {VERSION}")
     return content
+
+
+def _held(saved: State, tables: EmbeddingTables) -> State:
+    """Of saved tables the rows that this process holds."""
+    shards, held = tables.shards(), {}
+    for name, bands in saved.items():
+        if name in shards:
+            held[name] = rows_of_shard(bands, shards[name])
+        elif name not in tables.table_names:
+            held[name] = bands
+    return held
 
 
 def _differences(

@@ -51,6 +51,10 @@ The last one goes on after an interruption, from the newest checkpoint
 
 goes on from a finished run with another day's data (docs/vocabularies.md).
 
+  edorec train --config my.yaml --nproc 2
+
+trains in two processes (docs/distributed.md, also for several machines).
+
 A name that holds dots is quoted: "features.sparse.'user.id'.column=uid"
 """
 
@@ -176,6 +180,15 @@ def train(
             "fits and what starts anew.",
         ),
     ] = None,
+    num_processes: Annotated[
+        int,
+        typer.Option(
+            "--nproc",
+            min=1,
+            metavar="N",
+            help="Train in so many processes on this machine, like torchrun --nproc-per-node N.",
+        ),
+    ] = 1,
     show: Annotated[
         bool,
         typer.Option("--print-config", help="Print every value and where it came from, then stop."),
@@ -197,14 +210,22 @@ def train(
             data=loaded.config.data, features=loaded.config.features, tasks=loaded.config.tasks
         )
         load_fbgemm()
+        from edorec.processes import joined, num_started
+
+        if num_processes > 1 and num_started() == 1:
+            from edorec.launch import launch
+
+            raise typer.Exit(launch(num_processes, train_arguments(sys.argv)))
         from edorec.train import run
 
-        run(
-            loaded.config,
-            run_dir=run_dir,
-            resume=resume,
-            verbosity=verbosity_of(quiet, verbose),
-        )
+        with joined() as processes:
+            run(
+                loaded.config,
+                run_dir=run_dir,
+                resume=resume,
+                verbosity=verbosity_of(quiet, verbose),
+                processes=processes,
+            )
 
 
 @app.command(help=PREPARE_HELP)
@@ -374,6 +395,11 @@ app.command(help=cli_serving.SCORE_HELP)(cli_serving.score)
 app.command(name="predict", help="The same as score.")(cli_serving.score)
 app.command(help=cli_http.SERVE_HELP)(cli_http.serve)
 app.command(name="bench-serve", help=cli_http.BENCH_HELP)(cli_http.bench_serve)
+
+
+def train_arguments(argv: list[str]) -> list[str]:
+    """Arguments of ``edorec`` that do what this command does, which may be ``train.py``."""
+    return argv[1:] if argv[1:2] == ["train"] else ["train", *argv[1:]]
 
 
 def main() -> None:

@@ -24,10 +24,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def set_num_threads(num_threads: int | None) -> int:
-    """Sets torch's CPU threads, by default one a CPU that this process may use; returns them."""
+def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> int:
+    """Sets torch's CPU threads and returns them.
+
+    Args:
+        num_threads: of each process; default one a CPU that this process may use.
+        num_processes: that share those CPUs by default.
+    """
     if num_threads is None:
-        num_threads = num_cpus()
+        num_threads = max(1, num_cpus() // num_processes)
     torch.set_num_threads(num_threads)
     return num_threads
 

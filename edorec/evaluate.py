@@ -9,7 +9,7 @@ import torch
 
 from edorec.checkpoint import load_model
 from edorec.config import RunConfig, load_config
-from edorec.data.batch import Batch
+from edorec.data.batch import Batch, without_ids
 from edorec.data.prepare import Prepared, load_prepared, prepare_extra
 from edorec.data.reader import Reader
 from edorec.devices import dense_arithmetic, pick_device, set_num_threads
@@ -41,7 +41,7 @@ def evaluate_batches(
     spill_folder: Path,
     progress: Progress,
 ) -> dict[str, dict[str, Any]]:
-    """Metrics of every task over ``batches``, by task name."""
+    """Metrics of every task over ``batches`` of all processes, by task name."""
     metrics = [
         TaskMetrics(
             name,
@@ -56,18 +56,21 @@ def evaluate_batches(
     with dense_arithmetic(config.train.eval_precision, recommender.device):
         for batch in batches:
             logits_BT = recommender.logits(batch).float().cpu()
-            for index, task_metrics in enumerate(metrics):
-                task_metrics.update(
-                    logits_BT[:, index],
-                    batch.labels_BT[:, index],
-                    weights_B=batch.weights_B,
-                    groups_B=batch.groups_B,
-                    deciles_BK=batch.deciles_BK,
-                    unseen_B=batch.unseen_B,
-                )
-            progress.advance(len(batch))
+            for part_BT, part in recommender.processes.gather((logits_BT, without_ids(batch))):
+                for index, task_metrics in enumerate(metrics):
+                    task_metrics.update(
+                        part_BT[:, index],
+                        part.labels_BT[:, index],
+                        weights_B=part.weights_B,
+                        groups_B=part.groups_B,
+                        deciles_BK=part.deciles_BK,
+                        unseen_B=part.unseen_B,
+                    )
+                progress.advance(len(part))
     recommender.model.train(was_training)
-    return {name: metric.compute() for name, metric in zip(config.tasks, metrics, strict=True)}
+    return recommender.processes.from_first(
+        lambda: {name: metric.compute() for name, metric in zip(config.tasks, metrics, strict=True)}
+    )
 
 
 def evaluate_split(
@@ -90,6 +93,8 @@ def evaluate_split(
         seed=config.train.seed,
         frequency_features=features,
         training=False,
+        rank=recommender.processes.rank,
+        world_size=recommender.processes.world_size,
     )
     started = time.perf_counter()
     with Progress(

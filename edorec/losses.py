@@ -5,12 +5,12 @@ from torch import nn
 from torch.nn import functional
 
 
-def task_losses(
+def loss_sums(
     logits_BT: torch.Tensor, labels_BT: torch.Tensor, *, weights_B: torch.Tensor | None
-) -> torch.Tensor:
-    """Mean loss of each task (T,), float32.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By task the weighted sum of losses and the sum of weights, both float32 (T,).
 
-    A NaN label takes its row out of that task's mean; a task without any label in the batch has 0.
+    A NaN label takes its row out of both.
 
     Args:
         logits_BT: float (B, T).
@@ -27,6 +27,11 @@ def task_losses(
     totals_T = row_weights_BT.sum(0)
     # A row without a label must not spread a NaN logit of its own: 0 * NaN is NaN.
     sums_T = torch.where(row_weights_BT > 0, losses_BT * row_weights_BT, 0.0).sum(0)
+    return sums_T, totals_T
+
+
+def mean_losses(sums_T: torch.Tensor, totals_T: torch.Tensor) -> torch.Tensor:
+    """Sums over totals (T,); 0 where the total is 0."""
     return sums_T / totals_T.clamp(min=torch.finfo(torch.float32).tiny)
 
 

@@ -29,6 +29,7 @@ from edorec.embedding.task_tables import (
 from edorec.errors import ConfigError
 from edorec.layers.sequences import Padded
 from edorec.models.model import MultiTaskModel, SequenceFeature, build_model
+from edorec.processes import ONE, Processes
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Recommender:
             tables of tasks.
         sequences: those among them that are lists for the model to pool.
         device: where both are.
+        processes: that the tables are spread over; each has the dense part.
     """
 
     row_maps: dict[str, RowMap]
@@ -76,6 +78,7 @@ class Recommender:
     lookups: dict[str, SparseFeature]
     sequences: frozenset[str]
     device: torch.device
+    processes: Processes = ONE
 
     def vocabulary_of(self, table: str) -> str:
         """The vocabulary whose ids a table holds."""
@@ -141,7 +144,11 @@ def table_maps(config: RunConfig, vocabularies: Mapping[str, Vocabulary]) -> Tab
 
 
 def build_recommender(
-    config: RunConfig, vocabularies: Mapping[str, Vocabulary], *, device: torch.device
+    config: RunConfig,
+    vocabularies: Mapping[str, Vocabulary],
+    *,
+    device: torch.device,
+    processes: Processes = ONE,
 ) -> Recommender:
     """Builds untrained tables and dense part; the same seed gives the same initial values.
 
@@ -149,6 +156,7 @@ def build_recommender(
         config: with the plan of its budget, if it has one.
         vocabularies: by name.
         device: where tables and dense part go.
+        processes: that the tables are spread over.
 
     Raises:
         ConfigError: if the model cannot work on these features.
@@ -182,6 +190,7 @@ def build_recommender(
         memory=config.memory,
         seed=config.train.seed,
         device=device,
+        processes=processes,
     )
     sequences = frozenset(name for name, feature in features.items() if is_sequence(feature))
     return Recommender(
@@ -194,6 +203,7 @@ def build_recommender(
         lookups=lookups,
         sequences=sequences,
         device=device,
+        processes=processes,
     )
 
 

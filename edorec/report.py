@@ -24,7 +24,7 @@ class MetricsLog:
     """Appends lines to metrics.jsonl, and to TensorBoard when asked; a context manager.
 
     Args:
-        path: file to append to.
+        path: file to append to, None for none.
         tensorboard_folder: folder for TensorBoard events, None for none.
         after_step: step that a run goes on from; TensorBoard forgets what came after it.
 
@@ -33,9 +33,10 @@ class MetricsLog:
     """
 
     def __init__(
-        self, path: Path, *, tensorboard_folder: Path | None = None, after_step: int = 0
+        self, path: Path | None, *, tensorboard_folder: Path | None = None, after_step: int = 0
     ) -> None:
-        self._file = path.open("a")
+        self._file = (path or Path(os.devnull)).open("a")
+        self._is_kept = path is not None
         self._writer: Any = None
         if tensorboard_folder is not None:
             try:
@@ -63,10 +64,12 @@ class MetricsLog:
     @property
     def num_bytes(self) -> int:
         """Bytes written so far."""
-        return self._file.tell()
+        return self._file.tell() if self._is_kept else 0
 
     def cut(self, num_bytes: int) -> None:
         """Removes the lines after the first ``num_bytes``."""
+        if not self._is_kept:
+            return
         self._file.truncate(min(num_bytes, self.num_bytes))
         self._file.seek(0, os.SEEK_END)
 

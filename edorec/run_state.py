@@ -1,6 +1,8 @@
 """The state of a run between two steps: what a checkpoint holds besides the tables' rows."""
 
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -66,15 +68,19 @@ class RunState:
         tensors = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         self.step.restore(tensors["step"], figures["step"])
         self.selection.restore(figures["selection"])
-        self.selection.path.unlink(missing_ok=True)  # may be of a step that comes again
-        if (folder / BEST).exists():
-            link_or_copy(folder / BEST, self.selection.path)
+        recommender.processes.from_first(partial(_restore_best, folder, self.selection.path))
         self._log.cut(figures["log_bytes"])
         self.position = Position(*figures["position"])
         self._started = time.perf_counter() - figures["seconds"] - self.selection.seconds
         torch.set_rng_state(tensors["random"]["cpu"])
         if recommender.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random"]["cuda"], recommender.device)
+
+
+def _restore_best(folder: Path, path: Path) -> None:
+    path.unlink(missing_ok=True)  # may be of a step that comes again
+    if (folder / BEST).exists():
+        link_or_copy(folder / BEST, path)
 
 
 def _to_host(value: Any) -> Any:

@@ -134,5 +134,9 @@ class Selection:
         if not self._keeps_model:
             return
         save_model(
-            self.path, model=self._recommender.model, tables=self._recommender.tables, step=step
+            self.path,
+            model=self._recommender.model,
+            tables=self._recommender.tables,
+            step=step,
+            processes=self._recommender.processes,
         )

@@ -10,7 +10,7 @@ from edorec.data.batch import Batch
 from edorec.devices import dense_arithmetic
 from edorec.errors import NotFiniteError
 from edorec.layers.sequences import Padded
-from edorec.losses import FixedWeights, UncertaintyWeights, task_losses
+from edorec.losses import FixedWeights, UncertaintyWeights, loss_sums, mean_losses
 from edorec.optimization import learning_rate_factor
 from edorec.recommender import Recommender
 
@@ -34,6 +34,8 @@ class TrainingStep:
         self._config = config
         self._total_steps = total_steps
         self.task_weights = _task_weights(config).to(recommender.device)
+        self._processes = recommender.processes
+        self._model = self._processes.data_parallel(recommender.model)
         groups: list[dict[str, Any]] = [
             {"params": list(recommender.model.parameters())},
             {"params": list(self.task_weights.parameters()), "weight_decay": 0.0},
@@ -62,18 +64,19 @@ class TrainingStep:
         settings = self._config.train
         device = self.recommender.device
         self._set_learning_rates()
+        self._processes.seed_step(settings.seed, self.num_steps)
         with dense_arithmetic(settings.matmul_precision, device):
             embedded = self.recommender.embed(batch)
             dense_BN = batch.dense_BN.to(device)
-            logits_BT = self.recommender.model(embedded, dense_BN)
-        losses_T = task_losses(
+            logits_BT = self._model(embedded, dense_BN)
+        sums_T, totals_T = loss_sums(
             logits_BT,
             batch.labels_BT.to(device),
             weights_B=None if batch.weights_B is None else batch.weights_B.to(device),
         )
+        losses_T, num_rows = self._mean_losses(sums_T, totals_T, len(batch))
         loss = self.task_weights(losses_T)
-        self.loss = loss.item()
-        if not math.isfinite(self.loss):
+        if not math.isfinite(loss.item()):
             raise NotFiniteError(self._explain(embedded, dense_BN, losses_T))
         self._optimizer.zero_grad()
         loss.backward()
@@ -81,9 +84,20 @@ class TrainingStep:
             torch.nn.utils.clip_grad_norm_(self.recommender.model.parameters(), settings.clip_norm)
         self._optimizer.step()
         self.num_steps += 1
-        self.num_rows += len(batch)
-        self.losses_T = losses_T.detach()
+        self.num_rows += num_rows
+        share = 1 / self._processes.world_size
+        self.losses_T = self._processes.sum(losses_T.detach() * share)
+        self.loss = float(self._processes.sum(loss.detach() * share))
         return self.loss
+
+    def _mean_losses(
+        self, sums_T: torch.Tensor, totals_T: torch.Tensor, num_rows: int
+    ) -> tuple[torch.Tensor, int]:
+        """Losses whose mean over the processes is that of one process, and the rows of all."""
+        size = torch.tensor([num_rows], dtype=torch.float64)
+        totals = self._processes.sum(torch.cat([totals_T.detach().cpu().double(), size]))
+        losses_T = mean_losses(sums_T, totals[:-1].to(totals_T))
+        return losses_T * self._processes.world_size, int(totals[-1])
 
     def tensors(self) -> dict[str, Any]:
         """Live dense weights and optimizer state; tables are not among them."""

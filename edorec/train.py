@@ -7,7 +7,8 @@ everything it uses is a part with a name of its own.
 import math
 import platform
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from edorec.config import RunConfig, dump_config
 from edorec.data.batch import Batch
 from edorec.data.funnel import check_funnel
 from edorec.data.prepare import Prepared, copy_vocabularies, prepare
-from edorec.data.reader import Reader
+from edorec.data.reader import Reader, rows_by_rank
 from edorec.data.source import read_best_auc
 from edorec.devices import check_precision, pick_device, set_num_threads
 from edorec.diagnosis import diagnose
@@ -37,6 +38,8 @@ from edorec.output_folder import locked_folder
 from edorec.planning.plan import Plan, apply_plan, write_plan
 from edorec.planning.planner import make_plan
 from edorec.planning.show import print_plan
+from edorec.process_checks import check_processes
+from edorec.processes import ONE, Processes
 from edorec.progress import Progress, StageProgress
 from edorec.recommender import Recommender
 from edorec.report import MetricsLog, print_summary, write_report
@@ -67,6 +70,7 @@ def run(
     verbosity: int,
     resume: bool = False,
     plan: Plan | None = None,
+    processes: Processes = ONE,
 ) -> dict[str, Any]:
     """Trains the model that ``config`` describes and writes the run folder.
 
@@ -78,6 +82,7 @@ def run(
         resume: go on from the newest complete checkpoint in the run folder; from the beginning
             where there is none.
         plan: of ``config``, if it was made before.
+        processes: that train together; each calls this.
 
     Returns:
         The content of report.json.
@@ -86,21 +91,28 @@ def run(
         ConfigError: if the configuration cannot run here.
         InputError: if data are bad, a checkpoint is of another run, or training diverges.
     """
+    check_processes(config, processes)
+    verbosity = verbosity if processes.is_first else -1
     console = Console(stderr=True, quiet=verbosity < 0)
-    device, num_threads = set_up(config)
-    run_dir = find_run_dir(config.name, run_dir) if resume else new_run_dir(config.name, run_dir)
-    with locked_folder(run_dir):
-        saved = find_checkpoint(run_dir, console) if resume else None
-        prepared = prepare_splits(config, console=console, verbosity=verbosity)
+    device, num_threads = set_up(config, processes)
+    find = find_run_dir if resume else new_run_dir
+    run_dir = processes.from_first(partial(find, config.name, run_dir))
+    with locked_folder(run_dir) if processes.is_first else nullcontext():
+        saved = None
+        if resume:
+            saved = processes.from_first(partial(find_checkpoint, run_dir, console))
+        prepared = processes.first_then_all(
+            "prepared", partial(prepare_splits, config, console=console, verbosity=verbosity)
+        )
         plan = plan or make_plan(config, prepared)
         config = apply_plan(config, plan)
-        recommender, warm = new_recommender(config, prepared, device=device)
+        recommender, warm = new_recommender(config, prepared, device=device, processes=processes)
         identified = identity(config, prepared, recommender)
-        if saved is not None:
-            check_identity(saved, identified)
-        begin_run_dir(run_dir, dump_config(config), saved=saved)
-        copy_vocabularies(prepared, run_dir / "vocabularies")
-        write_plan(run_dir / "plan.json", plan)
+        processes.from_first(
+            partial(
+                _begin, run_dir, config, prepared, plan=plan, identified=identified, saved=saved
+            )
+        )
         if verbosity > 0:
             print_plan(plan, console)
         if warm is not None and saved is None:
@@ -120,6 +132,7 @@ def run(
         report |= {
             "run": str(run_dir),
             "device": {"type": device.type, "num_threads": num_threads},
+            "processes": processes.gather(_process(recommender)),
             "validation": selection.validation,
             "resumed_from_step": None if saved is None else saved.step,
             "warm_start": warm,
@@ -131,12 +144,29 @@ def run(
             "train_steps": step.num_steps,
         }
         report["diagnosis"] = diagnose(report)
-        write_report(run_dir, report)
+        processes.from_first(partial(write_report, run_dir, report))
     print_summary(report, Console(quiet=verbosity < 0))
     return report
 
 
-def set_up(config: RunConfig) -> tuple[torch.device, int]:
+def _begin(
+    run_dir: Path,
+    config: RunConfig,
+    prepared: Prepared,
+    *,
+    plan: Plan,
+    identified: dict[str, Any],
+    saved: Saved | None,
+) -> None:
+    """Writes what a run folder has before training; refuses a checkpoint of another run."""
+    if saved is not None:
+        check_identity(saved, identified)
+    begin_run_dir(run_dir, dump_config(config), saved=saved)
+    copy_vocabularies(prepared, run_dir / "vocabularies")
+    write_plan(run_dir / "plan.json", plan)
+
+
+def set_up(config: RunConfig, processes: Processes = ONE) -> tuple[torch.device, int]:
     """Device and number of threads of a run, which are then set.
 
     Raises:
@@ -145,7 +175,7 @@ def set_up(config: RunConfig) -> tuple[torch.device, int]:
     device = pick_device(config.train.device)
     check_precision("train.matmul_precision", config.train.matmul_precision, device)
     check_precision("train.eval_precision", config.train.eval_precision, device)
-    return device, set_num_threads(config.train.num_threads)
+    return device, set_num_threads(config.train.num_threads, num_processes=processes.num_here)
 
 
 def prepare_splits(config: RunConfig, *, console: Console, verbosity: int) -> Prepared:
@@ -202,9 +232,10 @@ def fit(
     epoch_rows = prepared.splits["train"].rows
     total_steps = config.train.epochs * math.ceil(epoch_rows / config.train.batch_size)
     resumed_step = None if saved is None else saved.step
+    is_first, with_events = recommender.processes.is_first, config.train.tensorboard
     with MetricsLog(
-        run_dir / "metrics.jsonl",
-        tensorboard_folder=run_dir / "tensorboard" if config.train.tensorboard else None,
+        run_dir / "metrics.jsonl" if is_first else None,
+        tensorboard_folder=run_dir / "tensorboard" if is_first and with_events else None,
         after_step=resumed_step or 0,
     ) as log:
         selection = Selection(
@@ -235,6 +266,7 @@ def fit(
             capture=state.capture,
             best=selection.path,
             resumed_step=resumed_step,
+            processes=recommender.processes,
         )
         with checkpoints, progress:
             _train(prepared, config, state=state, log=log, checkpoints=checkpoints, bar=progress)
@@ -258,7 +290,11 @@ def _report(
         "tasks_split": split,
         "data": {
             **{f"{name}_rows": part.rows for name, part in prepared.splits.items()},
-            "rows_by_rank": [prepared.splits["train"].rows],
+            "rows_by_rank": rows_by_rank(
+                prepared.splits["train"].rows,
+                batch_size=config.train.batch_size,
+                world_size=recommender.processes.world_size,
+            ),
             "counts": prepared.counts,
         },
         "tasks": tasks,
@@ -268,6 +304,16 @@ def _report(
             "prepare_seconds": prepared.seconds,
             "eval_rows_per_second": prepared.splits[split].rows / seconds,
         },
+    }
+
+
+def _process(recommender: Recommender) -> dict[str, int]:
+    """What the report says of this process."""
+    bands = recommender.tables.tables_state().values()
+    return {
+        "rank": recommender.processes.rank,
+        "table_bytes": sum(rows.nbytes for table in bands for rows in table.values()),
+        "peak_rss_bytes": peak_rss_bytes(),
     }
 
 
@@ -303,13 +349,16 @@ def _train(
         shuffle_rows=config.data.shuffle_rows,
         seed=settings.seed,
         training=True,
+        rank=step.recommender.processes.rank,
+        world_size=step.recommender.processes.world_size,
     )
     step.recommender.model.train()
     epochs = 0 if selection.should_stop else settings.epochs
     for epoch, batch in _epochs(reader, epochs, start=state.position):
+        rows_before = step.num_rows
         loss = step(batch)
         state.position = Position(epoch, batch.end)
-        bar.advance(len(batch), loss=loss)
+        bar.advance(step.num_rows - rows_before, loss=loss)
         if step.num_steps % LOG_EVERY_STEPS == 1:
             log.write(_train_line(config, step, epoch=epoch, loss=loss, seconds=state.seconds))
         if _evaluation_is_due(batch, step, reader.num_rows, settings.evaluate_every_steps):

@@ -21,13 +21,14 @@ from edorec.data.vocabulary import RankTable, read_hashes
 from edorec.embedding.admission import I64
 from edorec.embedding.carry import carry_rows, find_origin
 from edorec.errors import InputError
+from edorec.processes import ONE, Processes
 from edorec.recommender import Recommender, TableMaps, build_recommender, table_maps
 
 Summary = dict[str, Any]
 
 
 def new_recommender(
-    config: RunConfig, prepared: Prepared, *, device: torch.device
+    config: RunConfig, prepared: Prepared, *, device: torch.device, processes: Processes = ONE
 ) -> tuple[Recommender, Summary | None]:
     """An untrained recommender, or one that starts from ``train.warm_start``.
 
@@ -38,7 +39,9 @@ def new_recommender(
         ConfigError: if the model cannot work on these features.
         InputError: if ``train.warm_start`` is no finished run.
     """
-    recommender = build_recommender(config, prepared.vocabularies, device=device)
+    recommender = build_recommender(
+        config, prepared.vocabularies, device=device, processes=processes
+    )
     if config.train.warm_start is None:
         return recommender, None
     return recommender, warm_start(recommender, config, prepared, Path(config.train.warm_start))

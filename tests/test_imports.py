@@ -14,6 +14,7 @@ MAY_IMPORT_CONFIG = {
     "init.py",
     "planning/plan.py",
     "planning/planner.py",
+    "process_checks.py",
     "recommender.py",
     "search_space.py",
     "selection.py",

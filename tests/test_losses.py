@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from edorec.losses import FixedWeights, UncertaintyWeights, task_losses
+from edorec.losses import FixedWeights, UncertaintyWeights, loss_sums, mean_losses
 
 NAN = math.nan
 
@@ -17,7 +17,7 @@ def bce(logit: float, label: float) -> float:
 def test_a_null_label_touches_neither_loss_nor_gradient_of_its_task() -> None:
     logits = torch.tensor([[0.5, 1.0], [-1.0, 2.0]], requires_grad=True)
     labels = torch.tensor([[1.0, NAN], [0.0, 1.0]])
-    losses = task_losses(logits, labels, weights_B=None)
+    losses = mean_losses(*loss_sums(logits, labels, weights_B=None))
     expected = torch.tensor([(bce(0.5, 1) + bce(-1.0, 0)) / 2, bce(2.0, 1)])
     torch.testing.assert_close(losses, expected)
     losses.sum().backward()
@@ -28,14 +28,14 @@ def test_a_null_label_touches_neither_loss_nor_gradient_of_its_task() -> None:
 def test_sample_weights_weigh_rows() -> None:
     logits = torch.tensor([[0.5], [-1.0]])
     labels = torch.tensor([[1.0], [1.0]])
-    (loss,) = task_losses(logits, labels, weights_B=torch.tensor([3.0, 1.0]))
+    (loss,) = mean_losses(*loss_sums(logits, labels, weights_B=torch.tensor([3.0, 1.0])))
     expected = (3 * bce(0.5, 1) + bce(-1.0, 1)) / 4
     torch.testing.assert_close(loss.item(), expected, rtol=1e-6, atol=0)
 
 
 def test_a_task_without_labels_in_the_batch_has_no_loss() -> None:
     logits = torch.tensor([[0.5, 9.0]], requires_grad=True)
-    losses = task_losses(logits, torch.tensor([[1.0, NAN]]), weights_B=None)
+    losses = mean_losses(*loss_sums(logits, torch.tensor([[1.0, NAN]]), weights_B=None))
     torch.testing.assert_close(losses, torch.tensor([bce(0.5, 1), 0.0]))
 
 

@@ -6,6 +6,8 @@ in it is on disk::
     manifest.json   step, what the run must agree with, progress, bands; bytes and CRC-32 of files
     rows.bin        pages of the tables' memory (rows and optimizer state), in any order
     pages.npy       int64 number of each of those pages; see ``edorec.embedding.snapshot``
+    rows-1.bin      those of the process of rank 1, and so on
+    pages-1.npy
     state.pt        dense weights, dense optimizer, random-number state (torch, tensors only)
     best.pt         the best model so far: a hard link to that of the run
 
@@ -29,7 +31,7 @@ import torch
 
 from edorec.embedding.snapshot import I64, U8, BandPages
 
-VERSION = 1
+VERSION = 2
 MANIFEST, ROWS, PAGES, STATE, BEST = (
     "manifest.json",
     "rows.bin",
@@ -42,6 +44,7 @@ LEAST_WHOLE = 2  # so that one damaged file never takes every checkpoint with it
 CHUNK_BYTES = 1 << 22
 
 Say = Callable[[str], None]
+Part = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,44 +75,65 @@ def temporary_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.tmp")
 
 
-def write_checkpoint(
-    folder: Path,
-    *,
-    bands: list[BandPages],
-    chunks: Iterable[tuple[I64, U8]],
-    state: dict[str, Any],
-    content: dict[str, Any],
+def part_file(name: str, rank: int) -> str:
+    """Name of a process's own file: ``rows.bin``, ``rows-1.bin`` ..."""
+    stem, ending = name.split(".")
+    return f"{stem}-{rank}.{ending}" if rank else name
+
+
+def write_part(
+    folder: Path, *, rank: int, bands: list[BandPages], chunks: Iterable[tuple[I64, U8]]
+) -> Part:
+    """Writes a process's rows into the temporary folder of a checkpoint and syncs them to disk.
+
+    Args:
+        folder: of the checkpoint; its temporary folder is there.
+        rank: of the process.
+        bands: where rows are among the pages.
+        chunks: numbers and bytes of pages.
+
+    Returns:
+        What the manifest says of it: its bands and files.
+    """
+    temporary = temporary_folder(folder)
+    numbers = [np.empty(0, np.int64)]
+    with _SyncedFile(temporary / part_file(ROWS, rank)) as rows_file:
+        for pages, rows in chunks:
+            rows_file.write(rows.data)
+            numbers.append(pages.copy())
+    with _SyncedFile(temporary / part_file(PAGES, rank)) as pages_file:
+        pages_file.write(_npy(np.concatenate(numbers)))
+    files = {
+        part_file(ROWS, rank): rows_file.summary(),
+        part_file(PAGES, rank): pages_file.summary(),
+    }
+    return {"bands": [asdict(band) for band in bands], "files": files}
+
+
+def complete_checkpoint(
+    folder: Path, *, parts: list[Part], state: dict[str, Any], content: dict[str, Any]
 ) -> None:
-    """Fills the temporary folder of a checkpoint, syncs it to disk and gives it its name.
+    """Writes what is left of a checkpoint, syncs it to disk and gives the folder its name.
 
     Args:
         folder: of the checkpoint; its temporary folder is there and may hold ``best.pt``.
-        bands: where rows are among the pages.
-        chunks: numbers and bytes of pages.
+        parts: what ``write_part`` returned, by rank.
         state: for state.pt.
         content: for manifest.json, with ``step`` and ``base``.
     """
     temporary = temporary_folder(folder)
     files: dict[str, tuple[int, int | None]] = {}
-    numbers = [np.empty(0, np.int64)]
-    with _SyncedFile(temporary / ROWS) as file:
-        for pages, rows in chunks:
-            file.write(rows.data)
-            numbers.append(pages.copy())
-    files[ROWS] = file.summary()
-    for name, data in (
-        (PAGES, _npy(np.concatenate(numbers))),
-        (STATE, _saved(state)),
-    ):
-        with _SyncedFile(temporary / name) as file:
-            file.write(data)
-        files[name] = file.summary()
+    for part in parts:
+        files |= part["files"]
+    with _SyncedFile(temporary / STATE) as file:
+        file.write(_saved(state))
+    files[STATE] = file.summary()
     if (temporary / BEST).exists():  # synced when it was written
         files[BEST] = ((temporary / BEST).stat().st_size, None)
     manifest = {
         "version": VERSION,
         **content,
-        "bands": [asdict(band) for band in bands],
+        "parts": [part["bands"] for part in parts],
         "files": files,
     }
     with _SyncedFile(temporary / MANIFEST) as file:

@@ -24,6 +24,7 @@ FREE = {
     "data.test",
     "data.cache",
     "data.memory_limit",
+    "embedding.sharding",
     "train.eval_batch_size",
     "train.num_threads",
     "train.tensorboard",
@@ -40,15 +41,22 @@ def identity(config: RunConfig, prepared: Prepared, recommender: Recommender) ->
             for name, vocabulary in prepared.vocabularies.items()
         },
         "splits": {name: _rows(split.path) for name, split in prepared.splits.items()},
-        "tables": {
-            f"{band.table}.{band.band}": f"{band.num_rows} rows of {band.row_bytes} bytes"
-            for band in band_pages(recommender.tables)
-        },
+        "tables": _tables(recommender),
         "dense": {
             name: f"{str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
             for name, weight in recommender.model.state_dict().items()
         },
     }
+
+
+def _tables(recommender: Recommender) -> dict[str, str]:
+    """Rows of each band in all processes; for the first."""
+    num_rows: dict[tuple[str, int], int] = {}
+    for part in recommender.processes.gather(band_pages(recommender.tables)):
+        for band in part:
+            key = (f"{band.table}.{band.band}", band.row_bytes)
+            num_rows[key] = num_rows.get(key, 0) + band.num_rows
+    return {name: f"{rows} rows of {size} bytes" for (name, size), rows in num_rows.items()}
 
 
 def check_identity(saved: Saved, here: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from edorec.checkpoints.config import CheckpointConfig
 from edorec.embedding.build import EmbeddingTables
 from edorec.embedding.snapshot import TableSnapshots
 from edorec.errors import InputError
+from edorec.processes import ONE, Processes
 
 WHOLE_FROM = 0.5  # an increment with more of the pages than this would save too little
 MOST_INCREMENTS = 9  # then a whole one again, so that not everything stands on old files
@@ -32,6 +33,7 @@ class Checkpoints:
         capture: called between two steps; see ``Capture``. What it returns must not change later.
         best: file of the best model, which need not be there.
         resumed_step: of the checkpoint that the run goes on from, None for none.
+        processes: of the run. Each writes its rows, the first all the rest.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Checkpoints:
         capture: Capture,
         best: Path,
         resumed_step: int | None,
+        processes: Processes = ONE,
     ) -> None:
         self._parent = parent
         self._settings = settings
         self._identity = identity
         self._capture = capture
         self._best = best
+        self._processes = processes
         self._is_on = settings.every_steps is not None or settings.every_minutes is not None
         self._snapshots = TableSnapshots(tables) if self._is_on else None
         self._saved_at = time.monotonic()
@@ -80,8 +84,11 @@ class Checkpoints:
         self._raise_error()
         every_steps, every_minutes = self._settings.every_steps, self._settings.every_minutes
         is_due = every_steps is not None and step % every_steps == 0
-        if every_minutes is not None and not self.is_busy():
-            is_due |= time.monotonic() - self._saved_at >= 60 * every_minutes
+        if every_minutes is not None:
+            is_late = time.monotonic() - self._saved_at >= 60 * every_minutes
+            # Clocks differ, and all must save after the same step.
+            first_is_late = self._processes.is_first and is_late and not self.is_busy()
+            is_due |= self._processes.any(first_is_late)
         if is_due:
             self._save(step)
 
@@ -100,7 +107,7 @@ class Checkpoints:
         if self._snapshots is None or step == self._last_step:
             return
         self._last_step = step
-        is_whole = self._must_be_whole()
+        is_whole = self._processes.any(self._must_be_whole())
         folder = disk.step_folder(self._parent, step)
         state, progress = self._capture()
         content = {
@@ -113,7 +120,7 @@ class Checkpoints:
             self._base, self._num_increments = folder.name, 0
         else:
             self._num_increments += 1
-        self._make_folder(disk.temporary_folder(folder))
+        self._processes.from_first(lambda: self._make_folder(disk.temporary_folder(folder)))
         self._snapshots.begin(whole=is_whole)
         self._thread = threading.Thread(
             target=self._write, args=(folder, state, content), name="edorec-checkpoint", daemon=True
@@ -142,20 +149,23 @@ class Checkpoints:
     def _write(self, folder: Path, state: dict[str, Any], content: dict[str, Any]) -> None:
         assert self._snapshots is not None
         try:
-            disk.write_checkpoint(
+            part = disk.write_part(
                 folder,
+                rank=self._processes.rank,
                 bands=self._snapshots.bands,
                 chunks=self._snapshots.chunks(),
-                state=state,
-                content=content,
             )
+            parts = self._processes.collect(folder.name, part)
+            if self._processes.is_first:
+                disk.complete_checkpoint(folder, parts=parts, state=state, content=content)
+                disk.prune(self._parent, self._settings.keep)
             self._last_complete = content["step"]
-            disk.prune(self._parent, self._settings.keep)
         except BaseException as error:  # raised again by the training thread
             self._error = error
         finally:
             self._snapshots.end()
-            shutil.rmtree(disk.temporary_folder(folder), ignore_errors=True)
+            if self._processes.is_first:
+                shutil.rmtree(disk.temporary_folder(folder), ignore_errors=True)
             self._saved_at = time.monotonic()
 
     def is_busy(self) -> bool:

@@ -1,14 +1,16 @@
 """Tables of a checkpoint: any rows of any band, read without the rest."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from edorec.checkpoints.folder import PAGES, ROWS, Saved
+from edorec.checkpoints.folder import PAGES, ROWS, Saved, part_file
 from edorec.embedding.build import EmbeddingTables
 from edorec.embedding.kernels.pages import PAGE_BYTES
-from edorec.embedding.snapshot import BandPages
+from edorec.embedding.shards import Shard
+from edorec.embedding.snapshot import BandPages, band_pages
 
 CHUNK_BYTES = 1 << 24
 
@@ -17,16 +19,54 @@ class SavedTables:
     """Rows of a checkpoint.
 
     Attributes:
-        bands: by table and band, in order; see ``BandPages``.
+        parts: of the processes that saved it, by rank.
     """
 
     def __init__(self, saved: Saved) -> None:
-        bands = [BandPages(**band) for band in saved.manifest["bands"]]
-        self.bands = {(band.table, band.band): band for band in bands}
-        num_pages = bands[-1].end_page if bands else 0
         base = saved.manifest["base"]
         folders = [saved.folder.with_name(base)] if base else []
-        self._layers = [_open(path, num_pages) for path in (*folders, saved.folder)]
+        self.parts = [
+            SavedPart(bands, rank=rank, folders=[*folders, saved.folder])
+            for rank, bands in enumerate(saved.manifest["parts"])
+        ]
+
+    def load(self, table: str, band: str, shard: Shard, first_row: int, out: torch.Tensor) -> None:
+        """Reads a shard's rows of a band, whoever has saved them.
+
+        Args:
+            table: name.
+            band: key of the band.
+            shard: of the table.
+            first_row: of the rows in the shard.
+            out: uint8 (rows, bytes of a row), filled.
+        """
+        rows = shard.rows(torch.arange(first_row, first_row + len(out)))
+        num_found = 0
+        for part in self.parts:
+            if (entry := part.bands.get((table, band))) is None or not len(out):
+                continue
+            places, local = Shard(entry.buckets).find(rows)
+            local = local - entry.first_row
+            if len(places):
+                first = int(local[0])
+                out[places] = part.rows(table, band, first, int(local[-1]) + 1)[local - first]
+            num_found += len(places)
+        if num_found != len(out):
+            raise ValueError(f"table {table}, {band}: {len(out) - num_found} rows are not saved")
+
+
+class SavedPart:
+    """Rows that one process has saved.
+
+    Attributes:
+        bands: by table and band, in order; see ``BandPages``.
+    """
+
+    def __init__(self, bands: list[dict[str, Any]], *, rank: int, folders: list[Path]) -> None:
+        entries = [BandPages(**{**band, "buckets": tuple(band["buckets"])}) for band in bands]
+        self.bands = {(band.table, band.band): band for band in entries}
+        num_pages = entries[-1].end_page if entries else 0
+        self._layers = [_open(folder, rank, num_pages) for folder in folders]
 
     def rows(self, table: str, band: str, first_row: int, end_row: int) -> torch.Tensor:
         """Rows ``first_row`` to ``end_row`` (excluded) of a band, each with its optimizer state.
@@ -53,21 +93,23 @@ class SavedTables:
 
 def load_tables(saved: SavedTables, tables: EmbeddingTables) -> None:
     """Loads all rows and their optimizer state in place; the bands must be the same."""
-    for table, tensors in tables.tables_state().items():
-        for band, tensor in tensors.items():
-            step = max(1, CHUNK_BYTES // max(1, saved.bands[table, band].row_bytes))
-            for first in range(0, len(tensor), step):
-                target = tensor[first : first + step]
-                rows = saved.rows(table, band, first, first + len(target))
-                target.copy_(rows.view(tensor.dtype).view(target.shape))
+    state = tables.tables_state()
+    for band in band_pages(tables):
+        tensor, shard = state[band.table][band.band], Shard(band.buckets)
+        step = max(1, CHUNK_BYTES // max(1, band.row_bytes))
+        for first in range(0, len(tensor), step):
+            target = tensor[first : first + step]
+            rows = torch.empty(len(target), band.row_bytes, dtype=torch.uint8)
+            saved.load(band.table, band.band, shard, band.first_row + first, rows)
+            target.copy_(rows.view(tensor.dtype).view(target.shape))
 
 
-def _open(folder: Path, num_pages: int) -> tuple[np.ndarray, np.ndarray]:
+def _open(folder: Path, rank: int, num_pages: int) -> tuple[np.ndarray, np.ndarray]:
     """Where each page is in the file (-1: nowhere), and the pages of the file."""
-    numbers = np.load(folder / PAGES, allow_pickle=False)
+    numbers = np.load(folder / part_file(PAGES, rank), allow_pickle=False)
     positions = np.full(num_pages, -1, np.int64)
     positions[numbers] = np.arange(len(numbers))
     if not len(numbers):  # an empty file cannot be mapped
         return positions, np.empty((0, PAGE_BYTES), np.uint8)
-    content = np.memmap(folder / ROWS, np.uint8, mode="r")
+    content = np.memmap(folder / part_file(ROWS, rank), np.uint8, mode="r")
     return positions, content.reshape(-1, PAGE_BYTES)

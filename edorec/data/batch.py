@@ -1,6 +1,6 @@
 """One batch of rows as the model sees it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -38,3 +38,9 @@ class Batch:
 
     def __len__(self) -> int:
         return self.labels_BT.shape[0]
+
+
+def without_ids(batch: Batch) -> Batch:
+    """Labels and groups alone, as metrics want them."""
+    nothing = KeyedJaggedTensor.empty()
+    return replace(batch, sparse=nothing, dense_BN=batch.dense_BN[:, :0])

@@ -215,8 +215,7 @@ class Reader:
     def _own(self, pieces: list[Piece]) -> list[Piece]:
         """This rank's slice of a global batch; it may be empty."""
         total = sum(b - a for _, a, b in pieces)
-        low = self._rank * total // self._world_size
-        high = (self._rank + 1) * total // self._world_size
+        low, high = _slice_of(total, self._rank, self._world_size)
         own, passed = [], 0
         for window, a, b in pieces:
             first, end = max(a, a + low - passed), min(b, a + high - passed)
@@ -252,6 +251,20 @@ class Reader:
             lengths=torch.from_numpy(lengths.reshape(-1)),
             stride=num_rows,
         )
+
+
+def rows_by_rank(num_rows: int, *, batch_size: int, world_size: int) -> list[int]:
+    """Rows of an epoch that each rank reads."""
+    counts = []
+    for rank in range(world_size):
+        whole, rest = (_slice_of(n, rank, world_size) for n in (batch_size, num_rows % batch_size))
+        counts.append(num_rows // batch_size * (whole[1] - whole[0]) + rest[1] - rest[0])
+    return counts
+
+
+def _slice_of(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:
+    """First row of a global batch that a rank takes, and the one behind its last."""
+    return rank * num_rows // world_size, (rank + 1) * num_rows // world_size
 
 
 def _join(parts: list[npt.NDArray[Any]]) -> torch.Tensor:

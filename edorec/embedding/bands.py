@@ -1,7 +1,7 @@
 """A table's rows: bands of consecutive rows, each in one format, each in a memory of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from edorec.embedding.admission import I64, RowMap
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.optimizers import initial_state, state_bytes
+from edorec.embedding.shards import WHOLE, Shard
 from edorec.embedding.states import STATES
 from edorec.embedding.storage import MappedBytes
 from edorec.embedding.tables import BandConfig
@@ -133,14 +134,24 @@ def num_bytes(bands: Sequence[Band], *, dim: int, optimizer: str) -> int:
 
 
 def make_bands(
-    bands: Sequence[Band], *, dim: int, optimizer: str, device: torch.device
+    bands: Sequence[Band],
+    *,
+    dim: int,
+    optimizer: str,
+    device: torch.device,
+    shard: Shard = WHOLE,
 ) -> list[BandMemory]:
-    """Zeroed memory for the bands of a table that have rows; a table has at least one row."""
+    """Zeroed memory for a shard of the bands of a table that have rows; a table has at least one.
+
+    The shard may have no rows of a band, whose memory is then empty.
+    """
     memories, first_row = [], 0
     for band in bands:
         if band.num_rows:
+            first = shard.count_below(first_row)
+            held = replace(band, num_rows=shard.count_below(first_row + band.num_rows) - first)
             memories.append(
-                BandMemory(band, first_row=first_row, dim=dim, optimizer=optimizer, device=device)
+                BandMemory(held, first_row=first, dim=dim, optimizer=optimizer, device=device)
             )
         first_row += band.num_rows
     if not memories:
@@ -157,6 +168,8 @@ def init_bands(
     init_std: float,
     num_zero_rows: int,
     generator: torch.Generator,
+    num_rows: int | None = None,
+    shard: Shard = WHOLE,
 ) -> None:
     """Writes initial rows and states, a chunk at a time.
 
@@ -171,19 +184,24 @@ def init_bands(
         init_std: standard deviation of the rows.
         num_zero_rows: how many of the table's last rows are zero.
         generator: of the numbers, on the CPU.
+        num_rows: of the whole table; default those of the bands.
+        shard: which of them the bands hold.
     """
-    num_rows = memories[-1].first_row + memories[-1].band.num_rows
+    if num_rows is None:
+        num_rows = memories[-1].first_row + memories[-1].band.num_rows
     nearest = torch.tensor(0.5)
     for start in range(0, num_rows, CHUNK_ROWS):
         drawn = min(CHUNK_ROWS, -(-(num_rows - start) // DRAWN_ROWS) * DRAWN_ROWS)
         values = torch.empty(drawn, dim).normal_(0.0, init_std, generator=generator)
         values[max(0, num_rows - num_zero_rows - start) :] = 0
+        places, held = shard.find(torch.arange(start, min(start + CHUNK_ROWS, num_rows)))
+        values, first = values[places], int(held[0]) if len(held) else 0
         for memory in memories:
-            low = max(start, memory.first_row)
-            high = min(start + CHUNK_ROWS, memory.first_row + memory.band.num_rows)
+            low = max(first, memory.first_row)
+            high = min(first + len(held), memory.first_row + memory.band.num_rows)
             if low >= high:
                 continue
-            rows = FORMATS[memory.band.format].encode(values[low - start : high - start], nearest)
+            rows = FORMATS[memory.band.format].encode(values[low - first : high - first], nearest)
             target = memory.rows_RS[low - memory.first_row : high - memory.first_row]
             target[:, : memory.row_bytes] = rows.to(target.device)
             target[:, memory.row_bytes :] = initial_state(

@@ -1,7 +1,7 @@
 """Builds the tables of a run from its vocabularies and settings."""
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
@@ -15,9 +15,12 @@ from edorec.embedding.bands import Band, num_bytes, plan_bands
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.sharded_tables import ShardedTables, place_tables
+from edorec.embedding.shards import Shard
 from edorec.embedding.tables import EmbeddingConfig, MemoryConfig
 from edorec.errors import ConfigError
 from edorec.memory_use import format_bytes, free_memory_bytes
+from edorec.processes import ONE, Processes
 
 POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 FBGEMM_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
@@ -32,6 +35,10 @@ class EmbeddingTables(Protocol):
 
     num_updates: int
 
+    @property
+    def table_names(self) -> list[str]:
+        """Names of all tables, in order."""
+
     def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows by feature."""
 
@@ -39,10 +46,13 @@ class EmbeddingTables(Protocol):
         """Sets the learning rate of the next backward pass."""
 
     def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """By table, the live tensors of its rows and optimizer state."""
+        """By table that this process has rows of, the live tensors of rows and optimizer state."""
+
+    def shards(self) -> dict[str, Shard]:
+        """By table of ``tables_state``, which of its rows those are."""
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:
-        """By table, bytes allocated for rows and for optimizer state."""
+        """By table, bytes allocated for rows and for optimizer state, in all processes."""
 
     def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
         """Has ``before_update`` called before each update of rows, or no longer (None).
@@ -62,6 +72,7 @@ def build_tables(
     memory: MemoryConfig,
     seed: int,
     device: torch.device,
+    processes: Processes = ONE,
 ) -> EmbeddingTables:
     """One table for each vocabulary, shared by the features that use it.
 
@@ -74,6 +85,7 @@ def build_tables(
         memory: row formats.
         seed: seed of the initial rows.
         device: where the rows go.
+        processes: that the tables are spread over.
 
     Raises:
         ConfigError: if there is not enough memory for them.
@@ -111,28 +123,39 @@ def build_tables(
             seed=seed,
             device=device,
         )
-    return EdoEmbeddingBagCollection(
-        [
-            EdoTableConfig(
-                name=name,
-                num_embeddings=row_map.num_rows,
-                embedding_dim=dims[name],
-                feature_names=users[name],
-                bands=bands[name],
-                num_zero_rows=row_map.num_buckets,
-                qat=memory.qat,
-            )
-            for name, row_map in row_maps.items()
-        ],
-        pooling=pooling,
-        optimizer=embedding.optimizer,
-        learning_rate=embedding.learning_rate,
-        weight_decay=embedding.weight_decay,
-        initial_accumulator=embedding.initial_accumulator,
-        init_std=embedding.init_std,
-        seed=seed,
-        device=device,
+    tables = [
+        EdoTableConfig(
+            name=name,
+            num_embeddings=row_map.num_rows,
+            embedding_dim=dims[name],
+            feature_names=users[name],
+            bands=bands[name],
+            num_zero_rows=row_map.num_buckets,
+            qat=memory.qat,
+        )
+        for name, row_map in row_maps.items()
+    ]
+    settings: dict[str, Any] = {
+        "pooling": pooling,
+        "optimizer": embedding.optimizer,
+        "learning_rate": embedding.learning_rate,
+        "weight_decay": embedding.weight_decay,
+        "initial_accumulator": embedding.initial_accumulator,
+        "init_std": embedding.init_std,
+        "seed": seed,
+    }
+    if processes.world_size == 1:
+        return EdoEmbeddingBagCollection(tables, **settings, device=device)
+    placements = place_tables(
+        {
+            name: num_bytes(table, dim=dims[name], optimizer=embedding.optimizer)
+            for name, table in bands.items()
+        },
+        {table.name: table.num_embeddings for table in tables},
+        sharding=embedding.sharding,
+        world_size=processes.world_size,
     )
+    return ShardedTables(tables, placements=placements, processes=processes, **settings)
 
 
 def _check_memory(

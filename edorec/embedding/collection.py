@@ -30,6 +30,7 @@ from edorec.embedding.kernels import cpu, reference
 from edorec.embedding.kernels.layout import FEATURE_COLUMNS, BeforeUpdate, Lookups, index_of
 from edorec.embedding.kernels.noise import table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
+from edorec.embedding.shards import WHOLE, Shard
 from edorec.embedding.states import STATES
 
 KERNELS = ("cpu", "reference")
@@ -50,6 +51,8 @@ class EdoTableConfig(EmbeddingBagConfig):
         num_zero_rows: how many of the last rows (the buckets) start at zero.
         qat: format that rows are read through while training (quantization-aware training); the
             gradient goes straight through to the row. None: rows are read as they are.
+        shard: the rows that are here, by default all; look-ups are then local rows.
+        number: of the table, which rounding depends on; default its place among the tables.
     """
 
     feature_names: list[str] = field(default_factory=list)
@@ -57,6 +60,8 @@ class EdoTableConfig(EmbeddingBagConfig):
     bands: Sequence[Band] = field(default_factory=list)
     num_zero_rows: int = 0
     qat: str | None = None
+    shard: Shard = WHOLE
+    number: int | None = None
 
     def __post_init__(self) -> None:
         if not self.feature_names:
@@ -124,7 +129,13 @@ class RowTables:
         self.num_updates = 0
         self.before_update: BeforeUpdate | None = None
         self.memories = [
-            make_bands(table.bands, dim=table.embedding_dim, optimizer=optimizer, device=device)
+            make_bands(
+                table.bands,
+                dim=table.embedding_dim,
+                optimizer=optimizer,
+                device=device,
+                shard=table.shard,
+            )
             for table in tables
         ]
         for table, memories in zip(tables, self.memories, strict=True):
@@ -137,20 +148,26 @@ class RowTables:
                 init_std=init_std,
                 num_zero_rows=table.num_zero_rows,
                 generator=torch.Generator().manual_seed(int.from_bytes(digest, "little")),
+                num_rows=table.num_embeddings,
+                shard=table.shard,
             )
+        self._shards = [
+            _shard_array(table.shard) for table in tables
+        ]  # arrays hold their addresses
         self._arrays = self._make_arrays()
 
     def _make_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """The bands and tables of ``kernels.layout``."""
         bands: list[list[int]] = []
         tables: list[list[int]] = []
-        for config, memories in zip(self.configs, self.memories, strict=True):
+        entries = zip(self.configs, self.memories, self._shards, strict=True)
+        for config, memories, shard in entries:
             first_band = len(bands)
             bands += [_band_entry(memory) for memory in memories]
             qat = -1 if config.qat is None else index_of(list(FORMATS), config.qat)
-            tables.append(
-                [first_band, len(bands), config.embedding_dim, qat, config.num_embeddings]
-            )
+            num_rows = config.shard.count_below(config.num_embeddings)
+            address = 0 if config.shard.is_whole else shard.ctypes.data
+            tables.append([first_band, len(bands), config.embedding_dim, qat, num_rows, address])
         return np.array(bands, np.int64), np.array(tables, np.int64)
 
     def _reference_tables(self) -> list[reference.TableRows]:
@@ -167,6 +184,7 @@ class RowTables:
                 ],
                 dim=config.embedding_dim,
                 qat=config.qat,
+                shard=config.shard,
             )
             for config, memories in zip(self.configs, self.memories, strict=True)
         ]
@@ -183,8 +201,12 @@ class RowTables:
             self.before_update(*self._arrays, lookups)
         self.num_updates += 1
         keys = [
-            table_key(seed=self._seed, step=self.num_updates, table=index)
-            for index in range(len(self.configs))
+            table_key(
+                seed=self._seed,
+                step=self.num_updates,
+                table=index if config.number is None else config.number,
+            )
+            for index, config in enumerate(self.configs)
         ]
         step = Step(self.learning_rate, self._weight_decay, self.num_updates)
         if self.kernel == "cpu":
@@ -240,6 +262,10 @@ class RowTables:
                 for memory in self.memories[index]
             ]
         )
+
+
+def _shard_array(shard: Shard) -> np.ndarray:
+    return np.array([len(shard.buckets), *shard.buckets], np.int64)
 
 
 def _band_entry(memory: BandMemory) -> list[int]:
@@ -391,6 +417,15 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             return False
         self.tables.before_update = before_update
         return True
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables, in order."""
+        return [config.name for config in self.tables.configs]
+
+    def shards(self) -> dict[str, Shard]:
+        """By table, the rows that are here."""
+        return {config.name: config.shard for config in self.tables.configs}
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes allocated for rows and for optimizer state."""

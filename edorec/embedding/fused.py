@@ -27,6 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.shards import WHOLE, Shard
 
 PADDING = 4
 SPARSE_TYPES = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
@@ -142,6 +143,15 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             }
             for table, weight, tensors in zip(self._tables, weights, optimizer_states, strict=True)
         }
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables, in order."""
+        return [table.name for table in self._tables]
+
+    def shards(self) -> dict[str, Shard]:
+        """All rows of every table."""
+        return {table.name: WHOLE for table in self._tables}
 
     def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
         """FBGEMM updates rows without a call before it: always False."""

@@ -38,6 +38,8 @@ class BandPages:
     Attributes:
         table: the table's name.
         band: key in ``tables_state``, which names the format.
+        buckets: of the shard that the rows are of; see ``edorec.embedding.shards``.
+        first_row: of the rows in that shard.
         num_rows: rows.
         row_bytes: bytes of a row with its optimizer state.
         first_page: number of its first page.
@@ -45,6 +47,8 @@ class BandPages:
 
     table: str
     band: str
+    buckets: tuple[int, ...]
+    first_row: int
     num_rows: int
     row_bytes: int
     first_page: int
@@ -58,11 +62,23 @@ class BandPages:
 def band_pages(tables: EmbeddingTables) -> list[BandPages]:
     """The bands of all tables in order, numbered."""
     bands: list[BandPages] = []
+    shards = tables.shards()
     for table, tensors in tables.tables_state().items():
+        first_row = 0
         for key, tensor in tensors.items():
-            first = bands[-1].end_page if bands else 0
-            row_bytes = tensor.nbytes // max(len(tensor), 1)
-            bands.append(BandPages(table, key, len(tensor), row_bytes, first))
+            bands.append(
+                BandPages(
+                    table=table,
+                    band=key,
+                    buckets=shards[table].buckets,
+                    first_row=first_row,
+                    num_rows=len(tensor),
+                    row_bytes=tensor.stride(0) * tensor.element_size(),
+                    first_page=bands[-1].end_page if bands else 0,
+                )
+            )
+            if "weight" not in tensors:  # FBGEMM's rows and states stand side by side
+                first_row += len(tensor)
     return bands
 
 
@@ -155,7 +171,9 @@ class TableSnapshots:
             self._free, self._num_buffers, self._copies = [], 0, []
             self._has_changed.notify_all()
 
-    def _before_update(self, bands: I64, tables: I64, lookups: Lookups) -> None:
+    def _before_update(
+        self, bands: I64, tables: I64, lookups: Lookups, *, first_band: int = 0
+    ) -> None:
         """Marks the pages that an update is about to change, and saves those still to be copied."""
         offsets = lookups.offsets.numpy()
         num_lookups = table_slots(lookups.features, offsets, len(tables))[-1]
@@ -167,7 +185,7 @@ class TableSnapshots:
                 lookups.features,
                 lookups.values.numpy(),
                 offsets,
-                self._first_pages,
+                self._first_pages[first_band:],
                 self.changed,
                 self._pending,
                 found,

@@ -22,6 +22,11 @@ class EmbeddingConfig(Section):
         description="Optimizer fused into the backward pass; touches looked-up rows only.",
     )
     learning_rate: float = Field(0.05, gt=0, description="Learning rate of the tables.")
+    sharding: Literal["table_wise", "row_wise"] = Field(
+        "table_wise",
+        description="In several processes: each table in one of them, or each table of 64 rows "
+        "or more spread over all (docs/distributed.md).",
+    )
     initial_accumulator: float = Field(
         1e-5, ge=0, description="Initial sum of squared gradients of (row-wise) Adagrad."
     )

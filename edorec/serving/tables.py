@@ -16,7 +16,7 @@ import torch
 
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import cpu
-from edorec.embedding.kernels.layout import Lookups, index_of
+from edorec.embedding.kernels.layout import BAND_COLUMNS, TABLE_COLUMNS, Lookups, index_of
 from edorec.serving import pq
 
 PQ = "pq"
@@ -139,9 +139,9 @@ class ServedTables:
                     entry += [data.ctypes.data, row_bytes, row_bytes, code, 0]
                 bands.append(entry)
                 first_row += band.num_rows
-            entries.append([first_band, len(bands), table.dim, -1, table.num_rows])
-        self._bands = np.array(bands, np.int64).reshape(-1, 7)
-        self._tables = np.array(entries, np.int64).reshape(-1, 5)
+            entries.append([first_band, len(bands), table.dim, -1, table.num_rows, 0])
+        self._bands = np.array(bands, np.int64).reshape(-1, BAND_COLUMNS)
+        self._tables = np.array(entries, np.int64).reshape(-1, TABLE_COLUMNS)
         self._dims = {table.name: table.dim for table in tables}
         self._arrange(features)
 

@@ -357,7 +357,7 @@ def test_b40_addresses_and_rows_are_64_bit(rows: tuple[int, int, int]) -> None:
         ],
         np.int64,
     )
-    tables = np.array([[0, 3, dim, -1, num_rows]], np.int64)
+    tables = np.array([[0, 3, dim, -1, num_rows, 0]], np.int64)
     values = torch.tensor([rows[2], rows[0], rows[2], rows[1]])
     lookups = Lookups(
         features=np.array([[0, 0, 4, 0, dim, 0]], np.int64),

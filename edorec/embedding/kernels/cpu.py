@@ -40,6 +40,7 @@ from edorec.embedding.kernels.layout import (
     QAT,
     ROW_BYTES,
     ROW_STRIDE,
+    SHARD,
     STATE,
     TABLE,
     TABLE_COLUMNS,
@@ -63,6 +64,7 @@ from edorec.embedding.optimizers import (
     Step,
     keeps_idle_rows,
 )
+from edorec.embedding.shards import NUM_BUCKETS
 from edorec.embedding.states import STATES
 
 AHEAD = 16
@@ -80,7 +82,7 @@ def _digest() -> str:
     """Of the sources that are compiled into kernels."""
     folder = Path(__file__).parents[1]
     sources = sorted([*folder.glob("kernels/*.py"), *folder.glob("formats/*.py")])
-    sources += [folder / "states.py", folder / "optimizers.py"]
+    sources += [folder / "states.py", folder / "optimizers.py", folder / "shards.py"]
     return hashlib.blake2b(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
@@ -115,6 +117,15 @@ _store_state = _choose([state.store for state in STATES.values()])
 def _row_of(key: int) -> int:
     """The row in the upper half of a key, unsigned."""
     return (key >> 32) & PLACE_MASK
+
+
+@njit(forceinline=True)
+def _global_row(shard: int, row: int) -> Any:
+    """The row of the whole table; see ``Shard.rows``."""
+    if shard == 0:
+        return row
+    buckets = ints_at(shard)
+    return row // buckets[0] * NUM_BUCKETS + buckets[1 + row % buckets[0]]
 
 
 @njit(forceinline=True)
@@ -362,7 +373,7 @@ def _update_rows(packed: Any, t: int, low: int, high: int, spare: int) -> None:
             continue
         entry, address = _locate(bands, first, end, row)
         code, state = bands[entry + FORMAT], bands[entry + STATE]
-        key = row_key(table_key, row)
+        key = row_key(table_key, _global_row(table[SHARD], row))
         _add_row(code, address, dim, np.float32(1), spare)
         state_address = address + bands[entry + ROW_BYTES]
         _optimize(packed[10], w, g, dim, state_address, state, noise(key, dim), step)

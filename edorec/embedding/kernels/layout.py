@@ -12,9 +12,10 @@ import torch
 # Bands: consecutive rows of a table in one format.
 FIRST_ROW, NUM_ROWS, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE = range(7)
 BAND_COLUMNS = 7
-# Tables: their bands are consecutive. ``QAT`` is the format read through, -1 for none.
-FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS = range(5)
-TABLE_COLUMNS = 5
+# Tables: their bands are consecutive. ``QAT`` is the format read through, -1 for none. ``SHARD`` is
+# the address of the number of buckets held here and then the buckets (see ``shards``), 0 for all.
+FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, SHARD = range(6)
+TABLE_COLUMNS = 6
 # Features: bag b of a feature has the look-ups offsets[FIRST_OFFSET + b] to
 # offsets[FIRST_OFFSET + b + 1], and its result starts at out[OUT + b * OUT_STRIDE].
 TABLE, FIRST_OFFSET, NUM_BAGS, OUT, OUT_STRIDE, IS_MEAN = range(6)
@@ -40,8 +41,9 @@ class Lookups:
     out_size: int
 
 
-# Called before rows are updated, with bands, tables, and what was looked up.
-BeforeUpdate = Callable[[np.ndarray, np.ndarray, Lookups], None]
+# Called before rows are updated, with bands, tables and what was looked up. ``first_band`` is how
+# many bands of other kernels come before these (default none).
+BeforeUpdate = Callable[..., None]
 
 
 def table_slots(features: np.ndarray, offsets: np.ndarray, num_tables: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from edorec.embedding.kernels.layout import (
 )
 from edorec.embedding.kernels.noise import row_keys, row_noise
 from edorec.embedding.optimizers import Step, keeps_idle_rows, update_rows
+from edorec.embedding.shards import WHOLE, Shard
 from edorec.embedding.states import StateFormat
 
 
@@ -47,11 +48,13 @@ class TableRows:
         bands: in the order of their rows.
         dim: of its rows.
         qat: format that rows are read through, None for their own.
+        shard: which rows of the table these are.
     """
 
     bands: Sequence[BandRows]
     dim: int
     qat: str | None
+    shard: Shard = WHOLE
 
     @property
     def num_rows(self) -> int:
@@ -106,7 +109,7 @@ def backward(
             if not len(places):
                 continue
             size = band.format.row_bytes(table.dim)
-            keys_N = row_keys(table_keys[index], rows[places])
+            keys_N = row_keys(table_keys[index], table.shard.rows(rows[places]))
             noise_ND = row_noise(keys_N, table.dim + 1)
             values_ND, states_NS = update_rows(
                 optimizer,

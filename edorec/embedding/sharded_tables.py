@@ -1,0 +1,185 @@
+"""The tables of a run in several processes, with the methods of those of one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.sharding import Placement, shard_tables
+from edorec.embedding.shards import NUM_BUCKETS, WHOLE, Shard, deal_buckets
+from edorec.processes import Processes
+
+EMPTY = Shard(())
+
+
+def place_tables(
+    sizes: Mapping[str, int], rows: Mapping[str, int], *, sharding: str, world_size: int
+) -> dict[str, Placement]:
+    """Which process holds which rows.
+
+    Args:
+        sizes: bytes by table.
+        rows: by table.
+        sharding: table_wise, the largest table first to the process that has least; or row_wise,
+            each table with a row or more a bucket in shards of equal size, smaller ones whole.
+        world_size: number of processes.
+
+    Raises:
+        ValueError: if there are more processes than buckets.
+    """
+    placements, held = {}, [0.0] * world_size
+    for turn, name in enumerate(sorted(sizes, key=lambda name: (-sizes[name], name))):
+        if sharding == "row_wise" and rows[name] >= NUM_BUCKETS:
+            shards = deal_buckets(world_size, first=turn % world_size)
+            placements[name] = Placement(tuple(shards))
+            held = [size + sizes[name] / world_size for size in held]
+        else:
+            owner = min(range(world_size), key=lambda rank: (held[rank], rank))
+            shards = [WHOLE if rank == owner else EMPTY for rank in range(world_size)]
+            placements[name] = Placement(tuple(shards))
+            held[owner] += sizes[name]
+    return placements
+
+
+class ShardedTables:
+    """Implements ``build.EmbeddingTables``; every process must make each call that looks up.
+
+    Args:
+        tables: as in one process.
+        pooling: by feature, sum or mean.
+        placements: by table.
+        processes: of the run.
+        settings: further arguments of ``EdoEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EdoTableConfig],
+        *,
+        pooling: Mapping[str, PoolingType],
+        placements: Mapping[str, Placement],
+        processes: Processes,
+        **settings: Any,
+    ) -> None:
+        self._processes = processes
+        self._tables: dict[str, EdoTableConfig] = {}
+        for number, config in enumerate(tables):
+            shard = placements[config.name].shards[processes.rank]
+            self._tables[config.name] = replace(config, shard=shard, number=number)
+            self._tables[config.name].pooling = PoolingType.SUM
+
+        def build(names: list[str]) -> EdoEmbeddingBagCollection:
+            return EdoEmbeddingBagCollection([self._tables[name] for name in names], **settings)
+
+        self._parallel, sharded = shard_tables(
+            tables, placements, world_size=processes.world_size, build=build
+        )
+        self._kernels = list(sharded.kernels())
+        self._features = [name for table in tables for name in table.feature_names]
+        self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
+        self._is_mean = [pooling[name] == PoolingType.MEAN for name in self._features]
+        self._targets = {
+            name: _target(placements[table.name], table.num_embeddings)
+            for table in tables
+            if placements[table.name].owner is None
+            for name in table.feature_names
+        }
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Looks up and pools rows of the whole tables.
+
+        Args:
+            features: this process's samples, which may be none; values int64 rows.
+
+        Returns:
+            KeyedTensor of float32 (B, D) by feature, in the order of the tables.
+        """
+        pooled = self._parallel(self._renamed(features)).wait().to_dict()
+        lengths_FB = features.lengths().view(len(features.keys()), -1)
+        outputs = []
+        for name, is_mean in zip(self._features, self._is_mean, strict=True):
+            values_BD = pooled[name]
+            if is_mean:
+                lengths_B = lengths_FB[features.keys().index(name)]
+                values_BD = values_BD / lengths_B.clamp(min=1).unsqueeze(1)
+            outputs.append(values_BD)
+        return KeyedTensor(self._features, self._dims, torch.cat(outputs, dim=1))
+
+    def _renamed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """With rows of tables in shards as torchrec deals them."""
+        if not self._targets:
+            return features
+        keys, starts, parts = features.keys(), features.offset_per_key(), []
+        for at, name in enumerate(keys):
+            rows = features.values()[starts[at] : starts[at + 1]]
+            if name in self._targets:
+                first_V, step_V = self._targets[name]
+                bucket = rows % NUM_BUCKETS
+                rows = first_V[bucket] + rows // NUM_BUCKETS * step_V[bucket]
+            parts.append(rows)
+        return KeyedJaggedTensor(
+            keys, torch.cat(parts), lengths=features.lengths(), stride=features.stride()
+        )
+
+    @property
+    def num_updates(self) -> int:
+        """Updates so far; 0 in a process without tables."""
+        return self._kernels[0].num_updates if self._kernels else 0
+
+    @num_updates.setter
+    def num_updates(self, number: int) -> None:
+        for kernel in self._kernels:
+            kernel.num_updates = number
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of the next backward pass."""
+        for kernel in self._kernels:
+            kernel.set_learning_rate(learning_rate)
+
+    def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """By table that this process has rows of, each band's live bytes."""
+        return {name: state for k in self._kernels for name, state in k.tables_state().items()}
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of all tables, in order."""
+        return list(self._tables)
+
+    def shards(self) -> dict[str, Shard]:
+        """By table that this process has rows of, which those are."""
+        return {name: self._tables[name].shard for name in self.tables_state()}
+
+    def table_bytes(self) -> dict[str, tuple[int, int]]:
+        """By table, bytes allocated for rows and for optimizer state; a call of all."""
+        held = {name: size for k in self._kernels for name, size in k.table_bytes().items()}
+        own = torch.tensor([held.get(name, (0, 0)) for name in self._tables])
+        total = self._processes.sum(own).tolist()
+        return {
+            name: (rows, state) for name, (rows, state) in zip(self._tables, total, strict=True)
+        }
+
+    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
+        """Has ``before_update`` called before each update; see ``EmbeddingTables``."""
+        first_band = 0
+        for kernel in self._kernels:
+            watch = before_update and partial(before_update, first_band=first_band)
+            kernel.watch_updates(watch)
+            first_band += sum(len(bands) for bands in kernel.tables_state().values())
+        return True
+
+
+def _target(placement: Placement, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """By bucket, the row that its first row is for torchrec, and the distance to its next."""
+    first_V = torch.empty(NUM_BUCKETS, dtype=torch.int64)
+    step_V = torch.empty(NUM_BUCKETS, dtype=torch.int64)
+    block = placement.block(num_rows)
+    for rank, shard in enumerate(placement.shards):
+        for place, bucket in enumerate(shard.buckets):
+            first_V[bucket], step_V[bucket] = rank * block + place, len(shard.buckets)
+    return first_V, step_V

@@ -1,0 +1,23 @@
+"""Runs in several real processes, started as a user starts them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT_SECONDS = 120
+
+
+def train_command(config: Path, run_dir: Path, *arguments: str) -> list[str]:
+    script = [sys.executable, str(ROOT / "train.py"), "--config", str(config)]
+    return [*script, "--run-dir", str(run_dir), *arguments]
+
+
+def train(config: Path, run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``train.py``, which must end in time however it ends."""
+    return subprocess.run(
+        train_command(config, run_dir, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
