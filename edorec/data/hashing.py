@@ -109,8 +109,11 @@ class IdHasher:
 
     def _integers(self, ids: pa.Array) -> U64:
         unsigned = pa.types.is_uint64(ids.type)
-        words = pc.cast(ids, pa.uint64() if unsigned else pa.int64())
-        values = pc.fill_null(words, 0).to_numpy(zero_copy_only=False).view(np.uint64)
+        wide = pa.uint64() if unsigned else pa.int64()
+        # A call that changes nothing still costs as much as hashing some hundred ids.
+        words = ids if ids.type == wide else pc.cast(ids, wide)
+        words = pc.fill_null(words, 0) if words.null_count else words
+        values = words.to_numpy(zero_copy_only=False).view(np.uint64)
         hashes = mix(values)
         if unsigned and (large := values >= np.uint64(1 << 63)).any():
             hashes[large] = mix(hashes[large])

@@ -30,7 +30,8 @@ def to_float64(array: pa.Array) -> F64:
     elif pa.types.is_boolean(kind):
         values = _plain(pc.cast(array, pa.uint8())).astype(np.float64)
     else:
-        values = _plain(pc.cast(array, pa.float64(), safe=False))
+        is_wide = kind == pa.float64()
+        values = _plain(array if is_wide else pc.cast(array, pa.float64(), safe=False))
     if array.null_count:
         values[pc.is_null(array).to_numpy(zero_copy_only=False)] = np.nan
     return values
@@ -38,7 +39,8 @@ def to_float64(array: pa.Array) -> F64:
 
 def _plain(array: pa.Array) -> F64:
     """A writable copy with some number where null."""
-    values: F64 = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+    filled = pc.fill_null(array, 0) if array.null_count else array
+    values: F64 = filled.to_numpy(zero_copy_only=False)
     return np.array(values)
 
 

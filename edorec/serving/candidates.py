@@ -31,6 +31,9 @@ class CandidateScorer:
         columns = set(model.reader.columns)
         self._user = _Side(model, columns & set(user_columns))
         self._candidate = _Side(model, columns - set(user_columns))
+        # Where each column of the joined vectors stands when the user's come first.
+        self._pooled_order = _inverse(self._user.pooled_places + self._candidate.pooled_places)
+        self._dense_order = _inverse(self._user.dense_places + self._candidate.dense_places)
 
     @torch.inference_mode()
     def predict(
@@ -51,14 +54,17 @@ class CandidateScorer:
         for start in range(0, len(user_of_R), BATCH_ROWS):
             chosen = torch.from_numpy(user_of_R[start : start + BATCH_ROWS])
             of_candidates = self._candidate.embed(candidates.slice(start, BATCH_ROWS))
-            pooled_BE = torch.empty(len(chosen), sum(self._model.lookups.widths))
-            dense_BN = torch.empty(len(chosen), len(_dense_features(self._model.reader)))
-            if not self._user.is_empty:
-                pooled_BE[:, self._user.pooled_columns] = of_users[0][chosen]
-                dense_BN[:, self._user.dense_columns] = of_users[1][chosen]
-            if not self._candidate.is_empty:
-                pooled_BE[:, self._candidate.pooled_columns] = of_candidates[0]
-                dense_BN[:, self._candidate.dense_columns] = of_candidates[1]
+            if self._user.is_empty:
+                pooled_BE, dense_BN = of_candidates
+            else:
+                repeated = [values.index_select(0, chosen) for values in of_users]
+                if self._candidate.is_empty:
+                    pooled_BE, dense_BN = repeated
+                else:
+                    pairs = zip(repeated, of_candidates, strict=True)
+                    pooled_BE, dense_BN = (torch.cat(pair, dim=1) for pair in pairs)
+            pooled_BE = pooled_BE.index_select(1, self._pooled_order)
+            dense_BN = dense_BN.index_select(1, self._dense_order)
             logits_BT = self._model.logits_of_embedded(pooled_BE, dense_BN)
             scores.append(torch.sigmoid(logits_BT).numpy())
         return np.concatenate(scores)
@@ -68,8 +74,8 @@ class _Side:
     """The features of some columns.
 
     Attributes:
-        pooled_columns: where their pooled rows stand among those of all features.
-        dense_columns: where their dense values stand.
+        pooled_places: where their pooled values stand among those of all look-ups.
+        dense_places: where their dense values stand.
         is_empty: whether there are none; a table without columns has no number of rows.
     """
 
@@ -79,17 +85,23 @@ class _Side:
         sparse = [use.name for use in self._reader.uses if use.kind in ("id", "bins")]
         self._lookups = whole.subset(sparse)
         self.is_empty = not self._reader.uses
-        ends = np.cumsum(whole.widths)
-        spans = [range(ends[n] - whole.widths[n], ends[n]) for n in whole.numbers(sparse)]
-        self.pooled_columns = torch.tensor([c for span in spans for c in span], dtype=torch.int64)
+        ends = np.cumsum(whole.widths).tolist()
+        self.pooled_places = [
+            place
+            for number in whole.numbers(sparse)
+            for place in range(ends[number] - whole.widths[number], ends[number])
+        ]
         all_dense = _dense_features(model.reader)
-        dense = [all_dense.index(name) for name in _dense_features(self._reader)]
-        self.dense_columns = torch.tensor(dense, dtype=torch.int64)
+        self.dense_places = [all_dense.index(name) for name in _dense_features(self._reader)]
 
     def embed(self, table: pa.Table) -> tuple[torch.Tensor, torch.Tensor]:
         """Pooled rows (B, sum of widths) and dense values (B, N) of its features."""
         inputs = self._reader.read(table)
         return self._lookups.embed(inputs), torch.from_numpy(inputs.dense_BN)
+
+
+def _inverse(places: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.argsort(np.array(places, np.int64)))
 
 
 def _dense_features(reader: InputReader) -> list[str]:

@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from edorec.layers.sequences import Padded
 from edorec.models.model import MultiTaskModel
 from edorec.serving.tables import width
 
+Program = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 EXAMPLE_ROWS = 3  # any number above one, which torch.export would take for a constant
 
 
@@ -73,10 +74,31 @@ def save_program(path: Path, program: DenseProgram, *, num_dense: int) -> None:
             target.writestr(part.filename, b"" if is_pickled else source.read(part))
 
 
-def load_program(path: Path) -> nn.Module:
-    """The program as a module that is called with (B, E) and (B, N)."""
-    module: nn.Module = torch.export.load(path).module()
-    return module
+def load_program(path: Path) -> Program:
+    """The program as a function of (B, E) and (B, N) that any number of threads may call.
+
+    The module of an exported program walks its graph in Python and checks its inputs at each call:
+    1.2 ms for one row where the operations take 0.1 ms. Its operations are recorded once for
+    TorchScript's interpreter instead, which gives the same bits. A recording keeps sizes as
+    constants, so a program that computes with the batch size is called as it is.
+    """
+    exported = torch.export.load(path)
+    module = exported.module(check_guards=False).requires_grad_(False)
+
+    def run(embedded_BE: torch.Tensor, dense_BN: torch.Tensor) -> torch.Tensor:
+        logits_BT: torch.Tensor = module.forward(embedded_BE, dense_BN)  # without its input checks
+        return logits_BT
+
+    if any(node.target is torch.ops.aten.sym_size.int for node in exported.graph.nodes):
+        return run
+    inputs = exported.graph_signature.user_inputs
+    example = tuple(
+        torch.zeros(EXAMPLE_ROWS, node.meta["val"].shape[1])
+        for node in exported.graph.nodes
+        if node.op == "placeholder" and node.name in inputs
+    )
+    program: Program = torch.jit.trace(run, example)
+    return program
 
 
 def pickled_parts(path: Path) -> list[str]:

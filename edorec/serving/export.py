@@ -73,6 +73,15 @@ class Run:
         """The vocabulary whose ids a table holds."""
         return self.prepared.vocabularies[self.recommender.vocabulary_of(table)]
 
+    def dense_program(self) -> DenseProgram:
+        """The dense part as it is served."""
+        inputs = [
+            (self.recommender.dims[f.vocabulary or name], sequence_length(f))
+            for name, f in self.recommender.lookups.items()
+        ]
+        rates = [task.sampling_rate for task in self.config.tasks.values()]
+        return DenseProgram(self.recommender.model, inputs, np.log(rates).tolist())
+
 
 def load_run(folder: Path) -> Run:
     """The best model of a run.
@@ -136,7 +145,8 @@ def export(
         (folder / TABLES).mkdir()
         (folder / INDEX).mkdir()
         manifest = _describe(run)
-        _write_program(run, folder)
+        num_dense = len(run.config.features.dense)
+        save_program(folder / DENSE, run.dense_program(), num_dense=num_dense)
         if formats.is_auto:
             formats = _smallest_formats(
                 run,
@@ -254,17 +264,6 @@ def _by_size(run: Run, name: str, default: Spec, *, min_count: int) -> list[Spec
 def _memories(run: Run) -> list[tuple[EdoTableConfig, list[BandMemory]]]:
     rows = run.tables.tables
     return list(zip(rows.configs, rows.memories, strict=True))
-
-
-def _write_program(run: Run, folder: Path) -> None:
-    features = run.config.features
-    inputs = [
-        (run.recommender.dims[f.vocabulary or name], sequence_length(f))
-        for name, f in run.recommender.lookups.items()
-    ]
-    rates = [task.sampling_rate for task in run.config.tasks.values()]
-    program = DenseProgram(run.recommender.model, inputs, np.log(rates).tolist())
-    save_program(folder / DENSE, program, num_dense=len(features.dense))
 
 
 def _describe(run: Run) -> dict[str, Any]:

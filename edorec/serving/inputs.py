@@ -65,6 +65,7 @@ class InputReader:
         self._edges = {name: np.array(edges, np.float64) for name, edges in bin_edges.items()}
         self._scale = dense_scale
         self._missing_columns = missing_columns
+        self._sound: pa.Schema | None = None  # the last that was checked
 
     def subset(self, columns: Collection[str]) -> "InputReader":
         """A reader of the features that are made from some of the columns."""
@@ -74,6 +75,7 @@ class InputReader:
         )
         reader = copy.copy(self)
         reader.uses = column_uses(features, {}, weight=None, group=None)
+        reader._sound = None
         reader.columns = list(dict.fromkeys(use.column for use in reader.uses))
         return reader
 
@@ -96,18 +98,23 @@ class InputReader:
             ConfigError: if a column is missing or of another type.
         """
         if place is None:
-            self.check([_as_file(table)])
+            if table.schema != self._sound:  # the check takes longer than reading a few rows
+                self.check([_as_file(table)])
+                self._sound = table.schema
             place = Place(ROWS, 0, 0)
+        columns = dict(zip(table.column_names, table.columns, strict=True))
         hashes: list[tuple[U64, I64]] = []
         dense: list[npt.NDArray[np.float32]] = []
         for column in build_columns(self.uses, self._features, self._lists):
             use = column.use
-            staged = column.stage(_column(table, use.column), place)
+            found = columns.get(use.column)
+            array = pa.nulls(len(table)) if found is None else _array(found)
+            staged = column.stage(array, place)
             if use.kind == "dense":
                 dense.append(standardize(staged.to_numpy(), *self._scale[use.name])[0])
             elif use.kind == "bins":
-                found = bin_hashes(staged.to_numpy(), self._edges[use.name])
-                hashes.append((found, np.arange(len(found) + 1)))
+                bins = bin_hashes(staged.to_numpy(), self._edges[use.name])
+                hashes.append((bins, np.arange(len(bins) + 1)))
             else:
                 assert isinstance(column, IdColumn)
                 hashes.append(_ids(staged))
@@ -122,10 +129,7 @@ def _ids(staged: Any) -> tuple[U64, I64]:
     return staged.to_numpy(), np.arange(len(staged) + 1)
 
 
-def _column(table: pa.Table, name: str) -> pa.Array:
-    if name not in table.column_names:
-        return pa.nulls(len(table))
-    column = table.column(name)
+def _array(column: pa.ChunkedArray) -> pa.Array:
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.cast(column.type.storage_type)
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -32,12 +32,20 @@ class Lookups:
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """Rows side by side, float32 (B, sum of widths); see ``ServedTables.embed``."""
+        return self.embed_rows(self.ids(inputs), len(inputs.dense_BN))
+
+    def embed_rows(self, ids: Sequence[Ids], batch_size: int) -> torch.Tensor:
+        """The same for rows that are known."""
+        return self._tables.embed(ids, batch_size)
+
+    def ids(self, inputs: Inputs) -> list[Ids]:
+        """Rows that each look-up reads."""
         hashes = dict(zip(dict.fromkeys(self._features), inputs.hashes, strict=True))
         ids = []
         for number, feature in enumerate(self._features):
             of_feature, offsets = hashes[feature]
             ids.append(Ids(self.rows(number, of_feature), offsets))
-        return self._tables.embed(ids, len(inputs.dense_BN))
+        return ids
 
     def rows(self, number: int, hashes: U64) -> I64:
         """Rows of hashes in the table of a look-up."""

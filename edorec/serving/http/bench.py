@@ -49,7 +49,7 @@ def run(plan: Plan, *, verbosity: int) -> load.Outcome:
     Raises:
         InputError: if there is no server, or the files do not fit it.
     """
-    rows = _read(plan, load.get_inputs(plan.url))
+    rows = read_rows(plan.files, load.get_inputs(plan.url), user_columns=plan.user_columns)
     if plan.user_columns:
         path = "/v1/candidates"
         bodies = load.candidates_bodies(
@@ -113,18 +113,24 @@ def report(plan: Plan, outcome: load.Outcome, *, json_path: Path | None, quiet: 
         Console().print(f"first error: {outcome.first_error}", markup=False)
 
 
-def _read(plan: Plan, inputs: Sequence[str]) -> pa.Table:
-    """The first rows of the files, in columns that the model has."""
-    files = open_files(plan.files, key="--input")
-    unknown = [name for name in plan.user_columns if name not in inputs]
+def read_rows(
+    files: Sequence[str], inputs: Sequence[str], *, user_columns: Sequence[str]
+) -> pa.Table:
+    """The first rows of files, in the columns that are inputs of the model.
+
+    Raises:
+        InputError: if the files do not fit the model.
+    """
+    opened = open_files(files, key="--input")
+    unknown = [name for name in user_columns if name not in inputs]
     if unknown:
         raise InputError(f"--user {unknown[0]}: the model has no such input; {', '.join(inputs)}")
-    wanted = [name for name in inputs if name in files[0].names]
-    if set(wanted) <= set(plan.user_columns):
-        raise InputError(f"--input: no column of {files[0].path} is an input besides --user")
-    absent = [name for name in plan.user_columns if name not in wanted]
+    wanted = [name for name in inputs if name in opened[0].names]
+    if set(wanted) <= set(user_columns):
+        raise InputError(f"--input: no column of {opened[0].path} is an input besides --user")
+    absent = [name for name in user_columns if name not in wanted]
     if absent:
-        raise InputError(f"--user {absent[0]}: {files[0].path} has no such column")
-    for _, rows in chunks(files, wanted):
+        raise InputError(f"--user {absent[0]}: {opened[0].path} has no such column")
+    for _, rows in chunks(opened, wanted):
         return rows
     raise InputError("--input: the files hold no rows")

@@ -7,16 +7,16 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import prometheus_client
 import uvicorn
 import uvloop
 
-from edorec.errors import InputError
 from edorec.serving.http.app import Service, build_app
 from edorec.serving.http.batcher import Batcher
 from edorec.serving.http.edge import Edge, ServerState
+from edorec.serving.http.listener import listen, stop_new_connections
 from edorec.serving.http.metrics import Metrics
 from edorec.serving.http.settings import ServeSettings
 from edorec.serving.http.versions import Versions
@@ -26,6 +26,8 @@ _LOG = logging.getLogger("edorec.serve")
 _SWITCH_SECONDS = 0.0005
 # Longer than the minute after which proxies drop idle connections, so that they do it first.
 _KEEP_ALIVE_SECONDS = 75
+# How often the loop turns for requests that are on their way when listening stops.
+_LAST_TURNS, _TURN_SECONDS = 20, 0.05
 
 
 def serve(settings: ServeSettings) -> None:
@@ -33,8 +35,9 @@ def serve(settings: ServeSettings) -> None:
 
     The health routes answer from the start; the model is loaded and warmed meanwhile. SIGTERM ends
     the process without losing a request: for ``drain_seconds`` it says that it is not ready, closes
-    every connection after its answer and still takes new ones; then it stops listening and ends
-    when the last answer is sent. A second signal ends it at once. SIGHUP looks for a new version.
+    every connection after its answer and still takes new ones; then it stops listening, gives open
+    connections a second for a last request, and ends when the last answer is sent. A second signal
+    ends it at once. SIGHUP looks for a new version.
 
     Raises:
         InputError: if the port cannot be had or the model does not load.
@@ -42,18 +45,37 @@ def serve(settings: ServeSettings) -> None:
     _start_logging()
     sys.setswitchinterval(_SWITCH_SECONDS)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    listener = _listen(settings)
+    listener = listen(settings.host, settings.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers."""
+    """uvicorn without its own signal handlers, and with an end that loses no connection.
+
+    uvicorn closes its listening sockets with connections in their queue, and then every connection
+    that has no request under way, also one whose request is in its buffer, or on its way. Their
+    clients would get a reset in place of an answer.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to ``_serve``."""
         yield
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Accepts what has connected, waits for a last request of each, then ends as uvicorn."""
+        for listener in sockets or []:
+            stop_new_connections(listener)
+        await asyncio.sleep(_TURN_SECONDS)  # the loop accepts all that wait in a turn
+        for server in self.servers:
+            server.close()
+        _LOG.info("does not listen any more; open connections may send a last request")
+        for _ in range(_LAST_TURNS):  # turns, not a time: a busy machine may take that away
+            if not self.server_state.connections or self.force_exit:
+                break
+            await asyncio.sleep(_TURN_SECONDS)
+        await super().shutdown(list(sockets or []))
 
 
 async def _serve(settings: ServeSettings, listener: socket.socket) -> None:
@@ -153,19 +175,3 @@ def _start_logging() -> None:
         logger.setLevel(level)
         logger.addHandler(handler)
         logger.propagate = False
-
-
-def _listen(settings: ServeSettings) -> socket.socket:
-    """A bound socket.
-
-    Raises:
-        InputError: if the address or the port cannot be had.
-    """
-    try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((settings.host, settings.port), family=family)
-    except OSError as error:
-        raise InputError(
-            f"cannot listen on {settings.host}, port {settings.port} ({error.strerror}); "
-            "give another --host or --port"
-        ) from error

@@ -1,5 +1,6 @@
 """A server's life: faults at its start, new versions under load, an end with open requests."""
 
+import json
 import os
 import shutil
 import signal
@@ -106,7 +107,6 @@ def test_versions_change_under_load_without_a_lost_request(exported, exported_in
     assert 'edorec_reloads_total{outcome="failed"} 2.0' in metrics
 
 
-@pytest.mark.slow  # a connection was reset once on a machine with eight busy processes
 def test_sigterm_answers_what_was_asked_and_ends_with_code_0(exported):
     with Server(exported, "--drain", "1", *PATIENT) as server, Clients(server, 6) as clients:
         while len(clients.answers) < 20:
@@ -122,6 +122,43 @@ def test_sigterm_answers_what_was_asked_and_ends_with_code_0(exported):
     assert len(clients.answers) > before
     assert Counter(status for status, _ in clients.answers) == {200: len(clients.answers)}
     assert "stopped" in server.log[-1]
+
+
+def request() -> bytes:
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_the_end_loses_no_connection_in_the_queue_and_none_that_is_about_to_ask(exported):
+    """Clients that connect while the process stands still, and ask only after listening ended."""
+    with Server(exported, "--drain", "0.5", *PATIENT) as server:
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        accepted = [socket.create_connection(address, timeout=60) for _ in range(3)]
+        assert server.get("/v2/health/ready").status == 200  # accepted, too, by now
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("not ready from now on")
+        server.process.send_signal(signal.SIGSTOP)
+        queued = [socket.create_connection(address, timeout=60) for _ in range(10)]
+        for connection in (accepted[0], *queued[:5]):
+            connection.sendall(request())
+        server.process.send_signal(signal.SIGCONT)
+        server.wait_for_line("does not listen any more")
+        for connection in (accepted[1], *queued[5:]):
+            connection.sendall(request())
+        for connection in (*accepted[:2], *queued):
+            found = answer(connection)
+            assert found.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close" in found
+        assert answer(accepted[2]) == b""  # an idle one ends in order
+        assert server.end() == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=60)
 
 
 def test_an_overloaded_server_refuses_with_429_or_503_only(exported):
