@@ -13,10 +13,10 @@ from edorec.serving.dense import DenseProgram, load_program, pickled_parts, save
 CASES = [(name, "shared_bottom") for name in BACKBONES] + [("deepfm", name) for name in HEADS]
 
 
-def inputs(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(num_rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(num_rows)
     return (
-        torch.randn(num_rows, 12, generator=generator),
+        torch.randn(num_rows, width, generator=generator),
         torch.randn(num_rows, 2, generator=generator),
     )
 
@@ -27,7 +27,7 @@ def check(program: DenseProgram, path: Path) -> None:
     loaded = load_program(path)
     with torch.inference_mode():
         for num_rows in (1, 2, 7, 10_000, 1):
-            pooled_BE, dense_BN = inputs(num_rows)
+            pooled_BE, dense_BN = inputs(num_rows, sum(program.widths))
             wanted = program.eval()(pooled_BE, dense_BN)
             torch.testing.assert_close(loaded(pooled_BE, dense_BN), wanted, atol=1e-6, rtol=1e-6)
 
@@ -37,8 +37,10 @@ def test_programs_give_the_logits_of_the_model(tmp_path, backbone, head):
     config = ModelConfig.model_validate(
         {"backbone": {"name": backbone}, "head": {"name": head}, "batch_norm": True, "dropout": 0.5}
     )
-    model = build_model(config, dims=[4, 4, 4], num_dense=2, num_tasks=2, sequences=[])
-    check(DenseProgram(model, [(4, None)] * 3, [0.0, -1.5]), tmp_path / "dense.pt2")
+    own = [[4], [4]] if head == "stem" else []  # its tasks need vectors of their own
+    model = build_model(config, dims=[4, 4, 4], num_dense=2, num_tasks=2, specific_dims=own)
+    features = [(4, None)] * (3 + len(own))
+    check(DenseProgram(model, features, [0.0, -1.5]), tmp_path / "dense.pt2")
 
 
 class ByBatchSize(nn.Module):
