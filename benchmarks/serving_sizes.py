@@ -1,0 +1,92 @@
+"""Bytes and AUC of an exported model in several formats, beside FP32 rows.
+
+A run with FP32 rows is exported as it is and in smaller formats. The headline is tables and index of
+a folder against those of the FP32 folder; tables alone stand beside it. The loss is the largest fall
+of the test AUC of any task. A folder is also compared with the sum of its tables, index and dense
+program: nothing else in it should take room.
+
+    python -m benchmarks.serving_sizes [--run RUN] [--json FILE]
+
+Without --run it trains configs/ecommerce.yaml with FP32 rows first.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, write_figures
+from edorec.config import load_config
+from edorec.serving.card import sizes
+from edorec.serving.export import export
+from edorec.serving.formats import parse_formats
+from edorec.train import run
+
+# What is exported: most bytes of tables and index, and most loss of AUC, as far as they are bounded.
+FORMATS: dict[str, tuple[float | None, float | None]] = {
+    "int8": (1 / 3, 0.002),
+    "int4": (1 / 5, 0.002),
+    "int8:100:pq": (None, None),
+    "int4:100:pq": (1 / 14, 0.0005),
+    "int8:1000:pq": (1 / 14, 0.0005),
+    "int4:1000:pq": (None, None),
+}
+MOST_OVERHEAD = 1.05
+
+
+def exported(run_dir: Path, folder: Path, formats: str) -> tuple[dict[str, Any], float]:
+    """Manifest of a folder, and its bytes over those of its parts."""
+    manifest = export(
+        run_dir, folder, formats=parse_formats([formats]), max_auc_loss=1, verbosity=-1
+    )
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return manifest, total / sum(sizes(manifest).values())
+
+
+def loss(manifest: dict[str, Any]) -> float:
+    """Largest fall of the AUC of a task."""
+    return max(t["auc_before"] - t["auc_after"] for t in manifest["evaluation"]["tasks"].values())
+
+
+def measure(run_dir: Path) -> list[Figure]:
+    """Figures of each format."""
+    figures = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        manifest, _ = exported(run_dir, folder / "fp32", "as-trained")
+        whole = sizes(manifest)
+        figures.append(Figure("fp32: tables", whole["tables"] / 1e6, "MB"))
+        figures.append(Figure("fp32: index", whole["index"] / 1e6, "MB"))
+        for number, (formats, (most_bytes, most_loss)) in enumerate(FORMATS.items()):
+            manifest, overhead = exported(run_dir, folder / str(number), formats)
+            parts = sizes(manifest)
+            both = (parts["tables"] + parts["index"]) / (whole["tables"] + whole["index"])
+            alone = parts["tables"] / whole["tables"]
+            figures += [
+                Figure(f"{formats}: tables and index of FP32's", both, "ratio", at_most=most_bytes),
+                Figure(f"{formats}: tables of FP32's", alone, "ratio"),
+                Figure(f"{formats}: loss of AUC", loss(manifest), "AUC", at_most=most_loss),
+                Figure(
+                    f"{formats}: folder over its parts", overhead, "ratio", at_most=MOST_OVERHEAD
+                ),
+            ]
+    return figures
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--run", type=Path, help="folder of a finished run with FP32 rows")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = args.run or Path(folder) / "run"
+        if args.run is None:
+            config = load_config("ecommerce.yaml", ["memory.format=fp32"]).config
+            run(config, run_dir=run_dir, verbosity=0)
+        figures = measure(run_dir)
+    write_figures(figures, json_path=args.json)
+
+
+if __name__ == "__main__":
+    main()
