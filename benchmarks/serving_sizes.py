@@ -1,9 +1,9 @@
 """Bytes and AUC of an exported model in several formats, beside FP32 rows.
 
-A run with FP32 rows is exported as it is and in smaller formats. The headline is tables and index of
-a folder against those of the FP32 folder; tables alone stand beside it. The loss is the largest fall
-of the test AUC of any task. A folder is also compared with the sum of its tables, index and dense
-program: nothing else in it should take room.
+A run with FP32 rows is exported as it is and in smaller formats. The headline is tables and index
+of a folder against those of the FP32 folder; tables alone stand beside it. The loss is the largest
+fall of the test AUC of any task. A folder is also compared with the sum of its tables, index and
+dense program: nothing else in it should take room.
 
     python -m benchmarks.serving_sizes [--run RUN] [--json FILE]
 
@@ -22,7 +22,7 @@ from edorec.serving.export import export
 from edorec.serving.formats import parse_formats
 from edorec.train import run
 
-# What is exported: most bytes of tables and index, and most loss of AUC, as far as they are bounded.
+# What is exported: most bytes of tables and index, and most loss of AUC, where bounded.
 FORMATS: dict[str, tuple[float | None, float | None]] = {
     "int8": (1 / 3, 0.002),
     "int4": (1 / 5, 0.002),
