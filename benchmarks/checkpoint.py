@@ -64,7 +64,7 @@ class Training:
         self._batches = [
             KeyedJaggedTensor(
                 names,
-                torch.from_numpy(_zipf(rng, rows, NUM_TABLES * BATCH)),
+                torch.from_numpy(zipf_rows(rng, rows, NUM_TABLES * BATCH)),
                 lengths=lengths,
             )
             for _ in range(NUM_BATCHES)
@@ -104,7 +104,7 @@ class Training:
         )
 
 
-def _zipf(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
+def zipf_rows(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
     """Ranks below ``rows`` with density proportional to (rank + 1)^-ZIPF, by its inverse."""
     power = 1 - ZIPF
     uniform = rng.random(size)

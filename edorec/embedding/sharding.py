@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_nn
 from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_kernel import BaseEmbedding
@@ -154,6 +153,26 @@ class _Lookup(GroupedPooledEmbeddingsLookup):
         return RowKernel(config, self._build)
 
 
+class _Exchange(torch.autograd.Function):
+    """Rows to and from every process; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.sent, ctx.got, ctx.group = sent, got, group
+        out = rows.new_empty(sum(got), rows.shape[1])
+        dist.all_to_all_single(out, rows.contiguous(), got, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (gradient,) = gradients
+        out = gradient.new_empty(sum(ctx.sent), gradient.shape[1])
+        dist.all_to_all_single(out, gradient.contiguous(), ctx.sent, ctx.got, group=ctx.group)
+        return out, None, None, None
+
+
 class _SumOverRanks(BaseEmbeddingDist[Any, torch.Tensor, torch.Tensor]):
     """Each process gets its own samples' vectors from all, and adds them."""
 
@@ -165,8 +184,8 @@ class _SumOverRanks(BaseEmbeddingDist[Any, torch.Tensor, torch.Tensor]):
         world_size = dist.get_world_size(self._group)
         sizes = list(sharding_ctx.batch_size_per_rank)
         own = sizes[dist.get_rank(self._group)]
-        out = local.new_empty(world_size * own, local.shape[1])
-        out = dist_nn.all_to_all_single(out, local, [own] * world_size, sizes, group=self._group)
+        exchange: Any = _Exchange.apply
+        out = exchange(local, sizes, [own] * world_size, self._group)
         total = out.view(world_size, own, local.shape[1]).sum(0)
         if get_gradient_division() and total.requires_grad:
             total.register_hook(lambda gradient: gradient / world_size)
