@@ -14,7 +14,7 @@ from edorec.config import RunConfig
 from edorec.recommender import Recommender
 from edorec.train import run
 from tests.checkpoints.runs import load_best, logged
-from tests.processes.commands import train
+from tests.processes.commands import finished, torchrun_command, train
 from tests.toy import toy_config, write_config, write_toy
 
 NUM_ITEMS = 4091
@@ -27,7 +27,7 @@ BANDS = [
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Users of 3 rows with the bucket, a column of 1 row, items of 4091 rows (B60)."""
+    """Tables of 3 rows, of 1 and of 4091 (B60)."""
     folder = write_toy(tmp_path_factory.mktemp("log"), train=6000, valid=400, test=400)
     rng = np.random.default_rng(5)
     for name in ("train", "valid", "test"):
@@ -36,6 +36,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name == "train":
             items[: NUM_ITEMS - 1] = np.arange(NUM_ITEMS - 1)
         rows = rows.set_column(rows.schema.get_field_index("item"), "item", pa.array(items))
+        if name == "valid":  # only negatives in the half that one of two processes scores (B29)
+            for task in ("click", "buy"):
+                labels = rows[task].to_numpy().copy()
+                labels[len(rows) // 2 :] = 0
+                place = rows.schema.get_field_index(task)
+                rows = rows.set_column(place, task, pa.array(labels))
         place = rows.schema.get_field_index("user")
         rows = rows.set_column(place, "user", pa.array(np.arange(len(rows)) % 2))
         pq.write_table(
@@ -55,7 +61,11 @@ def config_of(log: Path, **sections: Any) -> RunConfig:
                 "seen": {"column": "viewed", "vocabulary": "viewed", "pooling": "sum"},
             }
         },
-        "vocabularies": {"shop": {"min_count": 100_000}},
+        "vocabularies": {
+            "user": {"min_count": 1, "buckets": 1},
+            "item": {"min_count": 1, "buckets": 1},
+            "shop": {"min_count": 100_000, "buckets": 1},
+        },
         "train": {"epochs": 1, "batch_size": 255, "evaluate_every_steps": 10},
         "checkpoint": {"every_minutes": None},
     }
@@ -64,10 +74,13 @@ def config_of(log: Path, **sections: Any) -> RunConfig:
     )
 
 
-def run_in(num_processes: int, config: RunConfig, folder: Path, *arguments: str) -> dict[str, Any]:
+def run_in_two(config: RunConfig, folder: Path, *, by_torchrun: bool) -> dict[str, Any]:
     """The report of a run in a new folder."""
     path = write_config(folder.with_suffix(".yaml"), config)
-    done = train(path, folder, "--nproc", str(num_processes), *arguments)
+    if by_torchrun:
+        done = finished(torchrun_command(2, path, folder))
+    else:
+        done = train(path, folder, "--nproc", "2")
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return report
@@ -107,14 +120,21 @@ def assert_alike(one: Path, other: Path, config: RunConfig, *, tolerance: float)
         pytest.param({"bands": BANDS}, "row_wise", 0.3, marks=pytest.mark.slow),
     ],
 )
-def test_b60_two_processes_train_what_one_trains(
+def test_b29_b60_two_processes_train_what_one_trains(
     log: Path, tmp_path: Path, memory: dict[str, Any], sharding: str, tolerance: float
 ) -> None:
     config = config_of(log, memory=memory, embedding={"sharding": sharding})
     whole = run(config, run_dir=tmp_path / "one", verbosity=-1)
-    report = run_in(2, config, tmp_path / "two")
+    report = run_in_two(config, tmp_path / "two", by_torchrun=sharding == "row_wise")
     assert_alike(tmp_path / "two", tmp_path / "one", config, tolerance=tolerance)
     assert report["data"]["rows_by_rank"] == [2988, 3012]
+    assert {t["name"]: t["rows"] for t in report["memory"]["tables"]} | {"viewed": None} == {
+        "user": 3,
+        "item": NUM_ITEMS,
+        "shop": 1,
+        "viewed": None,
+    }
+    assert all(metrics["auc"] is not None for metrics in report["validation"].values())
     assert report["memory"]["total_bytes"] == whole["memory"]["total_bytes"]
     held = [process["table_bytes"] for process in report["processes"]]
     assert sum(held) == whole["memory"]["total_bytes"]
