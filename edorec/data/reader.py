@@ -174,10 +174,29 @@ class Reader:
                     low, high = max(first - begin, 0), min(end - begin, int(sizes[i]))
                     parts.append(held[i].slice(low, high - low))
                     row_ids.append(self._group_starts[groups[i]] + np.arange(low, high))
-                yield self._window(pa.concat_tables(parts), np.concatenate(row_ids), first, epoch)
+                own = self._own_rows(first, end, start)
+                yield self._window(
+                    pa.concat_tables(parts), np.concatenate(row_ids), first, epoch, own
+                )
+
+    def _own_rows(self, first: int, end: int, start: int) -> npt.NDArray[np.int64] | None:
+        """Which rows of a window are in this rank's slices of batches from ``start`` on."""
+        if self._world_size == 1:
+            return None
+        positions = np.arange(first, end)
+        batch = start + (positions - start) // self._batch_size * self._batch_size
+        total = np.minimum(self._batch_size, self.num_rows - batch)
+        low = batch + self._rank * total // self._world_size
+        high = batch + (self._rank + 1) * total // self._world_size
+        return np.flatnonzero((positions >= start) & (positions >= low) & (positions < high))
 
     def _window(
-        self, rows: pa.Table, row_ids: npt.NDArray[np.int64], first: int, epoch: int
+        self,
+        rows: pa.Table,
+        row_ids: npt.NDArray[np.int64],
+        first: int,
+        epoch: int,
+        own: npt.NDArray[np.int64] | None,
     ) -> Window:
         order = None
         if self._shuffle:
@@ -185,7 +204,9 @@ class Reader:
             order = rng.permutation(len(row_ids))
             row_ids = row_ids[order]
         draw_seed = int(np.random.default_rng([self._seed, epoch, 2]).integers(2**63))
-        return self._builder.build(rows, first=first, order=order, row_ids=row_ids, seed=draw_seed)
+        return self._builder.build(
+            rows, first=first, order=order, row_ids=row_ids, seed=draw_seed, own=own
+        )
 
     def _read(self, file: pq.ParquetFile, group: int) -> pa.Table:
         try:
@@ -200,7 +221,7 @@ class Reader:
         last, _, stop = pieces[-1]
         end = last.first + stop
         if self._world_size > 1:
-            pieces = self._own(pieces)
+            pieces = [(w, w.index(a), w.index(b)) for w, a, b in self._own(pieces)]
         return Batch(
             sparse=self._sparse(pieces),
             dense_BN=_join([w.dense_RN[a:b] for w, a, b in pieces]),

@@ -40,12 +40,16 @@ class Window:
     """R rows in the order in which they are used; see ``Batch`` for what the parts mean.
 
     Attributes:
-        first: position of the first row in the epoch.
+        first: position of its first row in the epoch.
+        end: position behind its last row in the epoch.
+        own: of the rows that this process reads, their positions behind ``first``; None for all.
         scalars_FR: int64, scalar sparse features.
         lists: list features by name.
     """
 
     first: int
+    end: int
+    own: I64 | None
     scalars_FR: I64
     lists: dict[str, Lists]
     dense_RN: npt.NDArray[np.float32]
@@ -55,10 +59,9 @@ class Window:
     deciles_RK: npt.NDArray[np.uint8] | None
     unseen_R: npt.NDArray[np.bool_] | None
 
-    @property
-    def end(self) -> int:
-        """Position behind the last row in the epoch."""
-        return self.first + len(self.labels_RT)
+    def index(self, position: int) -> int:
+        """How many rows read here come before a position behind ``first``."""
+        return position if self.own is None else int(np.searchsorted(self.own, position))
 
 
 class WindowBuilder:
@@ -90,7 +93,14 @@ class WindowBuilder:
         }
 
     def build(
-        self, rows: pa.Table, *, first: int, order: I64 | None, row_ids: I64, seed: int
+        self,
+        rows: pa.Table,
+        *,
+        first: int,
+        order: I64 | None,
+        row_ids: I64,
+        seed: int,
+        own: I64 | None = None,
     ) -> Window:
         """A window.
 
@@ -100,11 +110,15 @@ class WindowBuilder:
             order: order in which the rows are used; None keeps theirs.
             row_ids: index in the split of each row, in the order of use.
             seed: seed of the draws of this epoch.
+            own: places in that order of the rows to read; default all.
         """
         prepared, columns = self._prepared, self._prepared.columns
 
         if order is None:
             order = np.arange(len(rows))
+        if own is not None:
+            order, row_ids = order[own], row_ids[own]
+        num_rows = len(order)
         self._memory.rotate()
 
         def column(kind: str, name: str, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -113,19 +127,19 @@ class WindowBuilder:
 
         def optional(kind: str, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
             has = (kind, kind) in columns
-            return column(kind, kind, self._array(kind, (len(rows),), dtype)) if has else None
+            return column(kind, kind, self._array(kind, (num_rows,), dtype)) if has else None
 
-        scalars_FR = self._array("scalars", (len(self.scalars), len(rows)), np.int64)
+        scalars_FR = self._array("scalars", (len(self.scalars), num_rows), np.int64)
         for index, name in enumerate(self.scalars):
             column("sparse", name, scalars_FR[index])
         lists = {
             name: self._lists(name, rows.column(columns["sparse", name]), order)
             for name in self.lists
         }
-        dense_RN = self._array("dense", (len(rows), len(prepared.dense)), np.float32)
+        dense_RN = self._array("dense", (num_rows, len(prepared.dense)), np.float32)
         for index, name in enumerate(prepared.dense):
             column("dense", name, dense_RN[:, index])
-        labels_RT = self._array("labels", (len(rows), len(prepared.tasks)), np.float32)
+        labels_RT = self._array("labels", (num_rows, len(prepared.tasks)), np.float32)
         for index, name in enumerate(prepared.tasks):
             column("label", name, labels_RT[:, index])
         deciles_RK = self._deciles(scalars_FR) if self._frequency_features else None
@@ -135,6 +149,8 @@ class WindowBuilder:
             self._to_rows(scalars_FR, lists, keys)
         return Window(
             first=first,
+            end=first + len(rows),
+            own=own,
             scalars_FR=scalars_FR,
             lists=lists,
             dense_RN=dense_RN,
@@ -193,12 +209,10 @@ class WindowBuilder:
         lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        lists = Lists(
-            self._array(f"values of {name}", values.shape, np.int64),
-            self._array(f"offsets of {name}", offsets.shape, np.int64),
-        )
-        take_lists(values, offsets, order, lists.values, lists.offsets)
-        return lists
+        taken = self._array(f"values of {name}", values.shape, np.int64)
+        starts = self._array(f"offsets of {name}", (len(order) + 1,), np.int64)
+        take_lists(values, offsets, order, taken, starts)
+        return Lists(taken[: starts[-1]], starts)
 
     def _array(self, use: str, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
         """An array with arbitrary content in memory that a use had some windows ago."""

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -179,6 +180,17 @@ def test_ranks_share_each_batch(prepared: Prepared, world_size: int) -> None:
         assert {part.end for part in parts} == {batch.end}
         sizes = [len(part) for part in parts]
         assert max(sizes) - min(sizes) <= 1
+
+
+def test_ranks_share_batches_over_windows_and_from_any_row(prepared: Prepared) -> None:
+    options: dict[str, Any] = {"shuffle": True, "shuffle_rows": 17, "batch_size": 20}
+    for start in (0, 7, 40):
+        alone = batches(prepared, start=start, **options)
+        ranks = [
+            batches(prepared, start=start, rank=rank, world_size=3, **options) for rank in range(3)
+        ]
+        for step, batch in enumerate(alone):
+            assert rows_of([found[step] for found in ranks]) == rows_of([batch])
 
 
 def test_a_rank_without_rows_gets_an_empty_batch(prepared: Prepared) -> None:
