@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from edorec.embedding.bands import Formats, formats_of
 from edorec.embedding.build import EmbeddingTables
+from edorec.embedding.storage import forget_pages
 from edorec.embedding.whole_tables import State, gather_tables, rows_of_shard
 from edorec.errors import InputError
 from edorec.processes import ONE, Processes
 
 VERSION = 1
+COPIED_ROWS = 1 << 18
 
 
 def save_model(
@@ -32,18 +35,19 @@ def save_model(
         InputError: if the disk is full or cannot be written; ``path`` is then what it was before.
     """
     state = gather_tables(tables, processes)
-    processes.from_first(lambda: _write(path, model=model, state=state, step=step))
-
-
-def _write(path: Path, *, model: nn.Module, state: State, step: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
     content = {
         "version": VERSION,
         "step": step,
         "dense": model.state_dict(),
         "tables": state,
+        "formats": formats_of(tables.bands()),
     }
+    processes.from_first(lambda: _write(path, content))
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
             torch.save(content, file)
@@ -55,8 +59,16 @@ def _write(path: Path, *, model: nn.Module, state: State, step: int) -> None:
         raise InputError(f"{path} could not be written: {error}") from error
 
 
-def load_model(path: Path, *, model: nn.Module, tables: EmbeddingTables) -> int:
+def load_model(
+    path: Path, *, model: nn.Module, tables: EmbeddingTables, may_reencode: bool = False
+) -> int:
     """Loads a model in place and returns the training step it was saved at.
+
+    Args:
+        path: of the file.
+        model: dense weights.
+        tables: of the same rows.
+        may_reencode: whether rows may be in other formats than the tables, which they then take.
 
     Raises:
         InputError: if the file is missing or damaged, or holds other tables or shapes.
@@ -64,16 +76,37 @@ def load_model(path: Path, *, model: nn.Module, tables: EmbeddingTables) -> int:
     content = read_model(path)
     live = tables.tables_state()
     saved = _held(content["tables"], tables)
-    problems = _differences(saved, live)
+    is_same = not may_reencode or content.get("formats") == formats_of(tables.bands())
+    problems = _differences(saved, live) if is_same else []
     dense = model.state_dict()
     problems += _differences({"dense": content["dense"]}, {"dense": dense})
     if problems:
         raise InputError(f"{path} does not fit this configuration: " + "; ".join(problems))
-    for table, tensors in live.items():
+    if not is_same:
+        tables.take_rows(content["tables"])
+    for table, tensors in live.items() if is_same else ():
         for key, tensor in tensors.items():
-            tensor.copy_(saved[table][key])
+            _copy(tensor, saved[table][key])
     model.load_state_dict(content["dense"])
     return int(content["step"])
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies a part of a mapped file after the other, so that it is never in memory as a whole."""
+    for first in range(0, len(target), COPIED_ROWS):
+        part = source[first : first + COPIED_ROWS]
+        target[first : first + COPIED_ROWS].copy_(part)
+        forget_pages(part)
+
+
+def saved_formats(path: Path) -> Formats | None:
+    """Formats of the tables of a model's file, None where it does not name them.
+
+    Raises:
+        InputError: see ``read_model``.
+    """
+    formats: Formats | None = read_model(path).get("formats")
+    return formats
 
 
 def read_model(path: Path) -> dict[str, Any]:

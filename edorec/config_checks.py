@@ -11,7 +11,7 @@ from typing import Any
 from edorec.config_file import show_key
 from edorec.config_schema import Path
 from edorec.data.schema import SEQUENCE_POOLINGS
-from edorec.memory_use import parse_budget
+from edorec.memory_use import parse_budget, parse_bytes
 from edorec.models.config import TransformerConfig
 
 Problem = tuple[Path, str]
@@ -217,6 +217,13 @@ def _memory(values: dict[str, Any]) -> Iterator[Problem]:
             yield ("memory", "tables", name), "there is no such table" + near(name, sorted(names))
     if memory.get("budget") is not None:
         yield from _budget(memory)
+    for section, key in (("disk", "resident"), ("monitor", "limit")):
+        size = _mapping(memory, section).get(key)
+        if isinstance(size, str):
+            try:
+                parse_bytes(size)
+            except ValueError as error:
+                yield ("memory", section, key), str(error)
 
 
 def _budget(memory: dict[str, Any]) -> Iterator[Problem]:

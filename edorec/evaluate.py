@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from edorec.checkpoint import load_model
+from edorec.checkpoint import load_model, saved_formats
 from edorec.config import RunConfig, load_config
 from edorec.data.batch import Batch, without_ids
 from edorec.data.prepare import Prepared, load_prepared, prepare_extra
@@ -54,7 +54,7 @@ def evaluate_batches(
     was_training = recommender.model.training
     recommender.model.eval()
     with dense_arithmetic(config.train.eval_precision, recommender.device):
-        for batch in batches:
+        for batch in recommender.ahead(batches):
             logits_BT = recommender.logits(batch).float().cpu()
             for part_BT, part in recommender.processes.gather((logits_BT, without_ids(batch))):
                 for index, task_metrics in enumerate(metrics):
@@ -146,10 +146,11 @@ def evaluate(
     prepared = prepare_extra(
         load_prepared(run_dir / "vocabularies"), chosen, data=config.data, split=split
     )
-    recommender = build_recommender(config, prepared.vocabularies, device=device)
-    load_model(
-        run_dir / "checkpoints" / "best.pt", model=recommender.model, tables=recommender.tables
+    best = run_dir / "checkpoints" / "best.pt"
+    recommender = build_recommender(
+        config, prepared.vocabularies, device=device, formats=saved_formats(best)
     )
+    load_model(best, model=recommender.model, tables=recommender.tables)
     metrics, _ = evaluate_split(recommender, prepared, split, config=config, verbosity=verbosity)
     return {
         "run": str(run_dir),

@@ -4,9 +4,13 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
+SMAPS = Path("/proc/self/smaps")
+STATM = Path("/proc/self/statm")
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 UNITS = {
@@ -29,6 +33,23 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, others KiB
 
 
+def mapped_file_bytes() -> int:
+    """Resident memory that is mapped from files, tables on disk and libraries among them."""
+    return int(STATM.read_text().split()[2]) * resource.getpagesize()
+
+
+def resident_bytes_at(addresses: Collection[int]) -> int:
+    """Resident memory of the maps that begin at these addresses; slower, as it walks all maps."""
+    total, is_wanted = 0, False
+    with SMAPS.open() as lines:
+        for line in lines:
+            if not line[0].isupper():  # the head of a map: addresses in hexadecimal, rights, file
+                is_wanted = int(line.split("-", 1)[0], 16) in addresses
+            elif is_wanted and line.startswith("Rss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
 def _status_bytes(key: str) -> int:
     for line in STATUS.read_text().splitlines():
         if line.startswith(f"{key}:"):
@@ -36,15 +57,42 @@ def _status_bytes(key: str) -> int:
     raise RuntimeError(f"{STATUS} has no line {key}")
 
 
-def free_memory_bytes() -> int:
-    """Memory this process may still take, of the machine and of its control group.
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of what bounds this process.
+
+    Attributes:
+        bound: what it is: machine, control group, limit or device.
+        total_bytes: of it.
+        used_bytes: what is not free; cached files that can be dropped are free.
+    """
+
+    bound: str
+    total_bytes: int
+    used_bytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        """What may still be taken."""
+        return max(self.total_bytes - self.used_bytes, 0)
+
+    @property
+    def free_share(self) -> float:
+        """The same as a share."""
+        return self.free_bytes / max(self.total_bytes, 1)
+
+
+def memory_uses() -> list[MemoryUse]:
+    """Of the machine, and of the process's control group where it has a limit.
 
     Cached files count as free, in both: the system drops them where memory runs short. Without
-    /proc, all memory of the machine.
+    /proc, all memory of the machine is free.
     """
     if not MEMINFO.exists():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = _numbers(MEMINFO)["MemAvailable:"] * 1024
+        return [MemoryUse("machine", os.sysconf("SC_PHYS_PAGES") * resource.getpagesize(), 0)]
+    numbers = _numbers(MEMINFO)
+    total, free = (numbers[key] * 1024 for key in ("MemTotal:", "MemAvailable:"))
+    uses = [MemoryUse("machine", total, total - free)]
     for folder, limit, used, prefix in (
         (CGROUP, "memory.max", "memory.current", ""),
         (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -54,8 +102,21 @@ def free_memory_bytes() -> int:
             if text != "max":
                 stat = _numbers(folder / "memory.stat")
                 cached = stat[f"{prefix}inactive_file"] + stat[f"{prefix}active_file"]
-                free = min(free, int(text) - int((folder / used).read_text()) + cached)
-    return max(free, 0)
+                held = int((folder / used).read_text()) - cached
+                uses.append(MemoryUse("control group", int(text), max(held, 0)))
+    return uses
+
+
+def free_memory_bytes() -> int:
+    """Memory this process may still take, of the machine and of its control group."""
+    return min(use.free_bytes for use in memory_uses())
+
+
+def own_memory_bytes() -> int:
+    """Resident memory of this process that is no page of a file; without /proc, its peak."""
+    if not STATUS.exists():
+        return peak_rss_bytes()
+    return _status_bytes("RssAnon") + _status_bytes("RssShmem")
 
 
 def _numbers(path: Path) -> dict[str, int]:

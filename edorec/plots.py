@@ -20,6 +20,7 @@ def plot_run(run_dir: Path, report: dict[str, Any]) -> list[str]:
         _learning_curves(run_dir / "learning_curves.png", run_dir / "metrics.jsonl"),
         _calibration(run_dir / "calibration.png", report),
         _memory(run_dir / "memory_by_table.png", report),
+        _memory_over_steps(run_dir / "memory_over_steps.png", run_dir / "metrics.jsonl"),
     ]
     return [name for name in names if name is not None]
 
@@ -127,6 +128,25 @@ def plot_sweep(run_dir: Path, result: dict[str, Any]) -> None:
     figure.tight_layout()
     figure.savefig(run_dir / "sweep.svg")
     _save(figure, run_dir / "sweep.png")
+
+
+def _memory_over_steps(path: Path, metrics: Path) -> str | None:
+    """What the process held, and what was free, while it trained."""
+    from matplotlib import pyplot as plt
+
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [line for line in lines if line["split"] == "train" and line.get("memory")]
+    if not lines:
+        return None
+    figure, axis = plt.subplots(figsize=(5, 3.4))
+    steps = [line["step"] for line in lines]
+    axis.plot(steps, [x["rss_bytes"] / 1e9 for x in lines], color=COLORS[0], label="process")
+    axis.plot(
+        steps, [x["memory"]["free_bytes"] / 1e9 for x in lines], color=COLORS[1], label="free"
+    )
+    axis.set(title="memory while training", xlabel="step", ylabel="GB", ylim=(0, None))
+    axis.legend(frameon=False)
+    return _save(figure, path)
 
 
 def _color(index: int) -> str:

@@ -29,6 +29,16 @@ def check_processes(config: RunConfig, processes: Processes) -> None:
         "embedding.backend: fbgemm works in one process; take edorec": (
             config.embedding.backend == "fbgemm"
         ),
+        "memory.placement: disk works in one process; take ram": any(
+            placement == "disk"
+            for placement in (
+                config.memory.placement,
+                *(table.placement for table in config.memory.tables.values()),
+            )
+        ),
+        "memory.monitor.compress_below: tables are made smaller in one process; set it to null": (
+            config.memory.monitor.compress_below is not None
+        ),
         f"tables are spread over at most {NUM_BUCKETS} processes, and torchrun has started "
         f"{processes.world_size}": processes.world_size > NUM_BUCKETS,
     }

@@ -48,6 +48,7 @@ class Progress:
         self._clock = clock
         self._done = 0
         self._loss = math.nan
+        self._note = ""
         self._started = self._shown_at = clock()
         self._bar: RichProgress | None = None
 
@@ -66,9 +67,10 @@ class Progress:
             self._task = self._bar.add_task(self._description, total=self._total, text="")
         return self
 
-    def advance(self, num: int, *, loss: float | None = None) -> None:
+    def advance(self, num: int, *, loss: float | None = None, note: str = "") -> None:
         """Counts ``num`` more units; cheap, as the screen changes a few times a second only."""
         self._done += num
+        self._note = note
         if loss is not None:
             self._loss = loss
         if not self._is_shown:
@@ -96,6 +98,8 @@ class Progress:
         if math.isfinite(self._loss):
             parts.append(f"loss {self._loss:.4f}")
         parts.append(f"memory {format_bytes(rss_bytes())}")
+        if self._note:
+            parts.append(self._note)
         if self._bar:
             self._bar.update(self._task, completed=self._done, text=", ".join(parts))
             return

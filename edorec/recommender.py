@@ -1,7 +1,8 @@
 """A model ready to train or score: row maps, tables and dense part built from one configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
@@ -17,6 +18,7 @@ from edorec.data.schema import (
 )
 from edorec.data.vocabulary import Vocabulary
 from edorec.embedding.admission import I64, RowMap, build_row_map
+from edorec.embedding.bands import Formats
 from edorec.embedding.build import EmbeddingTables, build_tables
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.task_tables import (
@@ -103,6 +105,20 @@ class Recommender:
             _pad(lists[name]) if name in self.sequences else next(vectors) for name in self.lookups
         ]
 
+    def ahead(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; rows of the next come from disk while one is used."""
+        if self.tables.paging() is None:
+            yield from batches
+            return
+        present = None
+        for batch in batches:
+            self.tables.prefetch(add_task_lookups(batch.sparse, self.task_tables))
+            if present is not None:
+                yield present
+            present = batch
+        if present is not None:
+            yield present
+
     def logits(self, batch: Batch) -> torch.Tensor:
         """Logits (B, T) on the recommender's device."""
         logits_BT: torch.Tensor = self.model(self.embed(batch), batch.dense_BN.to(self.device))
@@ -149,8 +165,15 @@ def build_recommender(
     *,
     device: torch.device,
     processes: Processes = ONE,
+    formats: Formats | None = None,
 ) -> Recommender:
     """Builds untrained tables and dense part; the same seed gives the same initial values.
+
+    Args:
+        config: of the run.
+        vocabularies: by name.
+        device: where all goes.
+        formats: of tables, where rows that will be loaded have other ones than the configuration.
 
     Args:
         config: with the plan of its budget, if it has one.
@@ -191,6 +214,8 @@ def build_recommender(
         seed=config.train.seed,
         device=device,
         processes=processes,
+        cache=Path(config.data.cache),
+        formats=formats,
     )
     sequences = frozenset(name for name, feature in features.items() if is_sequence(feature))
     return Recommender(

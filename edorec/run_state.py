@@ -10,6 +10,8 @@ import torch
 from edorec.checkpoints.folder import BEST, STATE, Saved
 from edorec.checkpoints.saver import link_or_copy
 from edorec.checkpoints.tables import SavedTables, load_tables
+from edorec.embedding.bands import formats_of
+from edorec.monitor import MemoryMonitor
 from edorec.report import MetricsLog
 from edorec.selection import Selection
 from edorec.step import TrainingStep
@@ -28,12 +30,20 @@ class RunState:
     Attributes:
         step: the training step with model, optimizer and counters.
         selection: the best model so far and when to stop.
+        monitor: what memory made smaller.
         position: behind the last batch that was used.
     """
 
-    def __init__(self, step: TrainingStep, selection: Selection, log: MetricsLog) -> None:
+    def __init__(
+        self,
+        step: TrainingStep,
+        selection: Selection,
+        log: MetricsLog,
+        monitor: MemoryMonitor,
+    ) -> None:
         self.step = step
         self.selection = selection
+        self.monitor = monitor
         self.position = Position(0, 0)
         self._log = log
         self._started = time.perf_counter()
@@ -56,6 +66,8 @@ class RunState:
             "num_updates": self.step.recommender.tables.num_updates,
             "step": self.step.figures(),
             "selection": self.selection.figures(),
+            "monitor": self.monitor.figures(),
+            "formats": formats_of(self.step.recommender.tables.bands()),
         }
         return _to_host(tensors), figures
 
@@ -68,6 +80,7 @@ class RunState:
         tensors = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         self.step.restore(tensors["step"], figures["step"])
         self.selection.restore(figures["selection"])
+        self.monitor.restore(figures["monitor"])
         recommender.processes.from_first(partial(_restore_best, folder, self.selection.path))
         self._log.cut(figures["log_bytes"])
         self.position = Position(*figures["position"])

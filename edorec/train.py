@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from edorec import __version__
-from edorec.checkpoint import load_model
+from edorec.checkpoint import load_model, save_model, saved_formats
 from edorec.checkpoints.config import CheckpointConfig
 from edorec.checkpoints.folder import Saved
 from edorec.checkpoints.identity import check_identity, identity
@@ -31,9 +31,12 @@ from edorec.data.source import read_best_auc
 from edorec.devices import check_precision, pick_device, set_num_threads
 from edorec.diagnosis import diagnose
 from edorec.embedding.accounting import TableBytes, memory_report
+from edorec.embedding.bands import formats_of
 from edorec.embedding.build import report_bytes
+from edorec.errors import InputError
 from edorec.evaluate import evaluate_split
 from edorec.memory_use import peak_rss_bytes, rss_bytes
+from edorec.monitor import MemoryMonitor
 from edorec.output_folder import locked_folder
 from edorec.planning.plan import Plan, apply_plan, write_plan
 from edorec.planning.planner import make_plan
@@ -106,7 +109,10 @@ def run(
         )
         plan = plan or make_plan(config, prepared)
         config = apply_plan(config, plan)
-        recommender, warm = new_recommender(config, prepared, device=device, processes=processes)
+        formats = None if saved is None else saved.manifest["progress"].get("formats")
+        recommender, warm = new_recommender(
+            config, prepared, device=device, processes=processes, formats=formats
+        )
         identified = identity(config, prepared, recommender)
         processes.from_first(
             partial(
@@ -117,7 +123,7 @@ def run(
             print_plan(plan, console)
         if warm is not None and saved is None:
             print_warm_start(warm, console)
-        selection, step, seconds = fit(
+        state, seconds = fit(
             recommender,
             prepared,
             config,
@@ -127,7 +133,8 @@ def run(
             identified=identified,
             saved=saved,
         )
-        load_model(selection.path, model=recommender.model, tables=recommender.tables)
+        selection, step = state.selection, state.step
+        _load_best(selection.path, recommender)
         report = _report(config, prepared, recommender, verbosity=verbosity)
         report |= {
             "run": str(run_dir),
@@ -136,7 +143,7 @@ def run(
             "validation": selection.validation,
             "resumed_from_step": None if saved is None else saved.step,
             "warm_start": warm,
-            "events": selection.events + step.events(),
+            "events": selection.events + step.events() + state.monitor.events,
         }
         report["speed"] |= {
             "train_seconds": seconds,
@@ -209,7 +216,7 @@ def fit(
     trial: str | None = None,
     identified: dict[str, Any] | None = None,
     saved: Saved | None = None,
-) -> tuple[Selection, TrainingStep, float]:
+) -> tuple[RunState, float]:
     """Trains on the training split and selects on the validation split; reads no other.
 
     Args:
@@ -224,7 +231,7 @@ def fit(
         saved: checkpoint to go on from, which fits the run.
 
     Returns:
-        The selection, the last step, and the seconds of training without evaluations.
+        The state behind the last step, and the seconds of training without evaluations.
 
     Raises:
         InputError: if training diverges or a checkpoint cannot be written.
@@ -248,7 +255,19 @@ def fit(
             keeps_model=trial is None,
         )
         step = TrainingStep(recommender, config, total_steps=total_steps)
-        state = RunState(step, selection, log)
+        monitor = MemoryMonitor(
+            config.memory.monitor,
+            recommender.tables,
+            counts={
+                name: prepared.vocabularies[recommender.vocabulary_of(name)].counts
+                for name in recommender.row_maps
+            },
+            row_maps=recommender.row_maps,
+            dims=recommender.dims,
+            device=recommender.device,
+            say=lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False),
+        )
+        state = RunState(step, selection, log, monitor)
         if saved is not None:
             state.restore(saved)
         progress = Progress(
@@ -270,7 +289,15 @@ def fit(
         )
         with checkpoints, progress:
             _train(prepared, config, state=state, log=log, checkpoints=checkpoints, bar=progress)
-        return selection, step, state.seconds
+        return state, state.seconds
+
+
+def _load_best(path: Path, recommender: Recommender) -> None:
+    """Loads the best model; rows that were saved before memory ran short take their new formats."""
+    saved = saved_formats(path)
+    step = load_model(path, model=recommender.model, tables=recommender.tables, may_reencode=True)
+    if saved != formats_of(recommender.tables.bands()):
+        save_model(path, model=recommender.model, tables=recommender.tables, step=step)
 
 
 def _report(
@@ -298,7 +325,11 @@ def _report(
             "counts": prepared.counts,
         },
         "tasks": tasks,
-        "memory": memory_report(_table_bytes(config, recommender), peak_rss_bytes=peak_rss_bytes()),
+        "memory": memory_report(
+            _table_bytes(config, recommender),
+            peak_rss_bytes=peak_rss_bytes(),
+            paging=recommender.tables.paging(),
+        ),
         "sharing": sharing_report(config, prepared.vocabularies, recommender),
         "speed": {
             "prepare_seconds": prepared.seconds,
@@ -339,7 +370,7 @@ def _train(
 ) -> None:
     """Trains from the state's position to the end, or until selection stops it."""
     settings = config.train
-    step, selection = state.step, state.selection
+    step, selection, monitor = state.step, state.selection, state.monitor
     reader = Reader(
         prepared,
         "train",
@@ -354,24 +385,32 @@ def _train(
     )
     step.recommender.model.train()
     epochs = 0 if selection.should_stop else settings.epochs
-    for epoch, batch in _epochs(reader, epochs, start=state.position):
+    for epoch, batch in _epochs(step.recommender, reader, epochs, start=state.position):
         rows_before = step.num_rows
         loss = step(batch)
         state.position = Position(epoch, batch.end)
-        bar.advance(step.num_rows - rows_before, loss=loss)
+        bar.advance(step.num_rows - rows_before, loss=loss, note=monitor.text())
         if step.num_steps % LOG_EVERY_STEPS == 1:
-            log.write(_train_line(config, step, epoch=epoch, loss=loss, seconds=state.seconds))
+            log.write(_train_line(config, state, epoch=epoch, loss=loss))
         if _evaluation_is_due(batch, step, reader.num_rows, settings.evaluate_every_steps):
             selection.update(step=step.num_steps, epoch=epoch)
+        if monitor.is_short(step.num_steps):
+            with checkpoints.paused():
+                monitor.compress(step.num_steps)
         checkpoints.step_done(step.num_steps)
-        if selection.should_stop:
+        if selection.should_stop or monitor.must_stop:
             break
     checkpoints.finish(step.num_steps)
+    if monitor.must_stop:
+        raise InputError(monitor.why_stopped(step.num_steps))
 
 
-def _epochs(reader: Reader, epochs: int, *, start: Position) -> Iterator[tuple[int, Batch]]:
+def _epochs(
+    recommender: Recommender, reader: Reader, epochs: int, *, start: Position
+) -> Iterator[tuple[int, Batch]]:
     for epoch in range(start.epoch, epochs):
-        for batch in reader.batches(epoch, start.row if epoch == start.epoch else 0):
+        batches = reader.batches(epoch, start.row if epoch == start.epoch else 0)
+        for batch in recommender.ahead(batches):
             yield epoch, batch
 
 
@@ -383,9 +422,8 @@ def _evaluation_is_due(
     return every_steps is not None and step.num_steps % every_steps == 0
 
 
-def _train_line(
-    config: RunConfig, step: TrainingStep, *, epoch: int, loss: float, seconds: float
-) -> dict[str, Any]:
+def _train_line(config: RunConfig, state: RunState, *, epoch: int, loss: float) -> dict[str, Any]:
+    step = state.step
     return {
         "step": step.num_steps,
         "epoch": epoch,
@@ -393,8 +431,10 @@ def _train_line(
         "split": "train",
         "loss": loss,
         "losses": dict(zip(config.tasks, step.losses_T.tolist(), strict=True)),
-        "rows_per_second": step.num_rows / seconds,
+        "rows_per_second": step.num_rows / state.seconds,
         "rss_bytes": rss_bytes(),
+        "paging": step.recommender.tables.paging(),
+        "memory": state.monitor.summary(),
     }
 
 

@@ -190,7 +190,7 @@ class _Search:
         folder.mkdir(parents=True)
         config = with_values(self._searched, values)
         recommender, _ = new_recommender(config, prepared, device=self._device)
-        selection, *_ = fit(
+        state, _ = fit(
             recommender,
             prepared,
             config,
@@ -199,6 +199,7 @@ class _Search:
             verbosity=self._verbosity,
             trial=label,
         )
+        selection = state.selection
         if selection.best is None or selection.best_epoch is None:
             raise InputError(
                 f"{self._metric} of task {self._task} is undefined on the validation split "

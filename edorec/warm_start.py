@@ -19,6 +19,7 @@ from edorec.data.growth import rank_map, read_rank_map
 from edorec.data.prepared import Prepared, load_prepared
 from edorec.data.vocabulary import RankTable, read_hashes
 from edorec.embedding.admission import I64
+from edorec.embedding.bands import Formats
 from edorec.embedding.carry import carry_rows, find_origin
 from edorec.errors import InputError
 from edorec.processes import ONE, Processes
@@ -28,9 +29,21 @@ Summary = dict[str, Any]
 
 
 def new_recommender(
-    config: RunConfig, prepared: Prepared, *, device: torch.device, processes: Processes = ONE
+    config: RunConfig,
+    prepared: Prepared,
+    *,
+    device: torch.device,
+    processes: Processes = ONE,
+    formats: Formats | None = None,
 ) -> tuple[Recommender, Summary | None]:
     """An untrained recommender, or one that starts from ``train.warm_start``.
+
+    Args:
+        config: of the run.
+        prepared: its data.
+        device: where the recommender goes.
+        processes: that the tables are spread over.
+        formats: see ``build_recommender``.
 
     Returns:
         The recommender, and what was taken over and what was not (see ``warm_start``).
@@ -40,7 +53,7 @@ def new_recommender(
         InputError: if ``train.warm_start`` is no finished run.
     """
     recommender = build_recommender(
-        config, prepared.vocabularies, device=device, processes=processes
+        config, prepared.vocabularies, device=device, processes=processes, formats=formats
     )
     if config.train.warm_start is None:
         return recommender, None

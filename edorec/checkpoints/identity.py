@@ -29,6 +29,9 @@ FREE = {
     "train.num_threads",
     "train.tensorboard",
     "checkpoint",
+    "memory.disk",
+    "memory.monitor",
+    "memory.uvm",
 }
 
 
@@ -50,13 +53,16 @@ def identity(config: RunConfig, prepared: Prepared, recommender: Recommender) ->
 
 
 def _tables(recommender: Recommender) -> dict[str, str]:
-    """Rows of each band in all processes; for the first."""
-    num_rows: dict[tuple[str, int], int] = {}
+    """Rows of each band in all processes; for the first.
+
+    Without formats: they follow from the configuration, unless memory ran short.
+    """
+    num_rows: dict[str, int] = {}
     for part in recommender.processes.gather(band_pages(recommender.tables)):
         for band in part:
-            key = (f"{band.table}.{band.band}", band.row_bytes)
+            key = f"{band.table}.{band.band.split('_')[0]}"
             num_rows[key] = num_rows.get(key, 0) + band.num_rows
-    return {name: f"{rows} rows of {size} bytes" for (name, size), rows in num_rows.items()}
+    return {name: f"{rows} rows" for name, rows in num_rows.items()}
 
 
 def check_identity(saved: Saved, here: dict[str, Any]) -> None:

@@ -4,7 +4,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,6 +56,7 @@ class Checkpoints:
         self._best = best
         self._processes = processes
         self._is_on = settings.every_steps is not None or settings.every_minutes is not None
+        self._tables = tables
         self._snapshots = TableSnapshots(tables) if self._is_on else None
         self._saved_at = time.monotonic()
         self._last_step = self._last_complete = resumed_step
@@ -91,6 +93,26 @@ class Checkpoints:
             is_due |= self._processes.any(first_is_late)
         if is_due:
             self._save(step)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets a checkpoint that has begun become complete; inside, bands may change formats.
+
+        The next checkpoint is a whole one.
+
+        Raises:
+            InputError: if it could not be written.
+        """
+        self._wait()
+        if self._snapshots is None:
+            yield
+            return
+        self._snapshots.close()
+        try:
+            yield
+        finally:
+            self._snapshots = TableSnapshots(self._tables)
+            self._base = None
 
     def finish(self, step: int) -> None:
         """Saves the end of training, and waits until it is on disk.

@@ -40,22 +40,31 @@ class TableBytes:
     optimizer_bytes: int
 
 
-def memory_report(tables: Iterable[TableBytes], *, peak_rss_bytes: int) -> dict[str, Any]:
-    """The ``memory`` part of report.json."""
+def memory_report(
+    tables: Iterable[TableBytes], *, peak_rss_bytes: int, paging: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The ``memory`` part of report.json; ``paging``: see ``EmbeddingTables.paging``."""
     tables = list(tables)
     fp32_bytes = sum(table.num_ids * table.dim * FP32_BYTES for table in tables)
     weights_bytes = sum(table.weights_bytes for table in tables)
     optimizer_bytes = sum(table.optimizer_bytes for table in tables)
+    # Only FBGEMM holds cached rows twice; a page in memory is the page of the file.
+    cache_bytes = 0 if paging is None else paging.get("cache_bytes", 0)
     return {
         "baseline_bytes": fp32_bytes + sum(table.num_ids for table in tables) * STATE_BYTES,
         "fp32_bytes": fp32_bytes,
         "weights_bytes": weights_bytes,
         "optimizer_bytes": optimizer_bytes,
-        # Encoded data hold rows already: training keeps no id index and no cache of rows.
-        "index_bytes": 0,
-        "cache_bytes": 0,
-        "total_bytes": weights_bytes + optimizer_bytes,
+        "index_bytes": 0,  # encoded data hold rows already: training keeps no id index
+        "cache_bytes": cache_bytes,
+        "total_bytes": weights_bytes + optimizer_bytes + cache_bytes,
+        "disk_bytes": sum(
+            table.weights_bytes + table.optimizer_bytes
+            for table in tables
+            if table.placement == "disk"
+        ),
         "serving_bytes": None,
         "peak_rss_bytes": peak_rss_bytes,
+        "paging": paging,
         "tables": [dict(vars(table)) for table in tables],
     }

@@ -1,6 +1,6 @@
 """A table's rows: bands of consecutive rows, each in one format, each in a memory of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,6 +45,29 @@ class Band:
             raise ValueError(f"state must be one of {', '.join(STATES)}, got {self.state}")
 
 
+# By table, (row format, format of the state) of each band that has rows.
+Formats = Mapping[str, Sequence[Sequence[str]]]
+
+
+def formats_of(bands: Mapping[str, Sequence[Band]]) -> dict[str, list[list[str]]]:
+    """The formats of bands, as JSON can hold them."""
+    return {name: [[b.format, b.state] for b in table] for name, table in bands.items()}
+
+
+def with_formats(bands: Sequence[Band], formats: Sequence[Sequence[str]]) -> list[Band]:
+    """The bands that have rows, in other formats; as they are where those are of other bands.
+
+    Whoever loads rows compares both sides and tells the difference.
+    """
+    with_rows = [band for band in bands if band.num_rows]
+    if len(with_rows) != len(formats):
+        return with_rows
+    return [
+        replace(band, format=row_format, state=state)
+        for band, (row_format, state) in zip(with_rows, formats, strict=True)
+    ]
+
+
 class BandMemory:
     """The bytes of a band: each row's own and then its optimizer state.
 
@@ -65,7 +88,7 @@ class BandMemory:
         dim: int,
         optimizer: str,
         device: torch.device,
-        path: Path | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.band = band
         self.first_row = first_row
@@ -73,12 +96,53 @@ class BandMemory:
         self.state_bytes = state_bytes(optimizer, dim=dim, state=STATES[band.state])
         stride = self.row_bytes + self.state_bytes
         size = band.num_rows * stride
+        self._memory: MappedBytes | None = None
         if device.type == "cpu":
-            self._memory = MappedBytes(size, path)
+            self._memory = MappedBytes(size, folder)
             flat = self._memory.tensor
         else:
             flat = torch.zeros(size, dtype=torch.uint8, device=device)
         self.rows_RS = flat.view(band.num_rows, stride)
+
+    def reencode(self, row_format: str, *, dim: int) -> int:
+        """Stores the rows in a smaller format, in place; states stay as they are.
+
+        A chunk is decoded and written, rounded to the nearest, before where it was; what is then
+        behind the last row goes back to the system. On a device, where memory cannot be cut, the
+        band is copied.
+
+        Returns:
+            Bytes freed.
+
+        Raises:
+            ValueError: if a row of that format is not smaller.
+        """
+        before, after = FORMATS[self.band.format], FORMATS[row_format]
+        row_bytes = after.row_bytes(dim)
+        if row_bytes >= self.row_bytes:
+            raise ValueError(f"a row of {row_format} is no smaller than one of {before.name}")
+        num_rows, stride = self.band.num_rows, row_bytes + self.state_bytes
+        flat = self.rows_RS.view(-1)
+        target = flat if self._memory is not None else flat.new_empty(num_rows * stride)
+        for first in range(0, num_rows, CHUNK_ROWS):
+            rows = self.rows_RS[first : first + CHUNK_ROWS]
+            values = before.decode(rows[:, : self.row_bytes].contiguous(), dim)
+            encoded = after.encode(values, torch.tensor(0.5, device=values.device))
+            smaller = torch.cat([encoded, rows[:, self.row_bytes :]], dim=1)
+            target[first * stride : first * stride + smaller.numel()] = smaller.view(-1)
+        freed = len(flat) - num_rows * stride
+        if self._memory is not None:
+            self._memory.shrink(num_rows * stride)
+            target = self._memory.tensor
+        self.band = replace(self.band, format=row_format)
+        self.row_bytes = row_bytes
+        self.rows_RS = target.view(num_rows, stride)
+        return freed
+
+    @property
+    def file_number(self) -> int | None:
+        """Descriptor of the file that holds the band, None where it is in memory."""
+        return None if self._memory is None else self._memory.file_number
 
     @property
     def weights_bytes(self) -> int:
@@ -140,10 +204,12 @@ def make_bands(
     optimizer: str,
     device: torch.device,
     shard: Shard = WHOLE,
+    folder: Path | None = None,
 ) -> list[BandMemory]:
     """Zeroed memory for a shard of the bands of a table that have rows; a table has at least one.
 
-    The shard may have no rows of a band, whose memory is then empty.
+    The shard may have no rows of a band, whose memory is then empty. On the CPU it is in files of
+    ``folder`` if one is given.
     """
     memories, first_row = [], 0
     for band in bands:
@@ -151,7 +217,14 @@ def make_bands(
             first = shard.count_below(first_row)
             held = replace(band, num_rows=shard.count_below(first_row + band.num_rows) - first)
             memories.append(
-                BandMemory(held, first_row=first, dim=dim, optimizer=optimizer, device=device)
+                BandMemory(
+                    held,
+                    first_row=first,
+                    dim=dim,
+                    optimizer=optimizer,
+                    device=device,
+                    folder=folder,
+                )
             )
         first_row += band.num_rows
     if not memories:

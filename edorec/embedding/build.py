@@ -1,6 +1,7 @@
 """Builds the tables of a run from its vocabularies and settings."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,13 +12,15 @@ from edorec.data.schema import SparseFeature, is_sequence
 from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
-from edorec.embedding.bands import Band, num_bytes, plan_bands
+from edorec.embedding.bands import Band, Formats, num_bytes, plan_bands, with_formats
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.paging import DiskSettings
+from edorec.embedding.placement import PLACEMENTS, disk_settings, placements_of
 from edorec.embedding.sharded_tables import ShardedTables, place_tables
 from edorec.embedding.shards import Shard
-from edorec.embedding.tables import EmbeddingConfig, MemoryConfig
+from edorec.embedding.tables import EmbeddingConfig, MemoryConfig, Placement
 from edorec.errors import ConfigError
 from edorec.memory_use import format_bytes, free_memory_bytes
 from edorec.processes import ONE, Processes
@@ -42,6 +45,12 @@ class EmbeddingTables(Protocol):
     def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled rows by feature."""
 
+    def prefetch(self, features: KeyedJaggedTensor) -> None:
+        """Fetches the rows of the batch after the present one, where they are on disk."""
+
+    def paging(self) -> dict[str, Any] | None:
+        """What paging or caching of rows did so far, None where all are in memory."""
+
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
 
@@ -53,6 +62,21 @@ class EmbeddingTables(Protocol):
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes allocated for rows and for optimizer state, in all processes."""
+
+    def bands(self) -> dict[str, list[Band]]:
+        """By table, its bands that have rows, as they are stored now."""
+
+    def take_rows(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Takes over rows of the same tables in other formats; see ``tables_state``."""
+
+    def compressible_bands(self) -> dict[str, list[Band]]:
+        """By table whose memory can be made smaller, its bands as they are stored now."""
+
+    def reencode(self, table: str, band: int, row_format: str) -> int:
+        """Stores a band in a smaller format, between two steps, and returns the bytes freed.
+
+        FBGEMM's tables have one format for all: all are stored anew.
+        """
 
     def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
         """Has ``before_update`` called before each update of rows, or no longer (None).
@@ -73,6 +97,8 @@ def build_tables(
     seed: int,
     device: torch.device,
     processes: Processes = ONE,
+    cache: Path,
+    formats: Formats | None = None,
 ) -> EmbeddingTables:
     """One table for each vocabulary, shared by the features that use it.
 
@@ -86,22 +112,44 @@ def build_tables(
         seed: seed of the initial rows.
         device: where the rows go.
         processes: that the tables are spread over.
+        cache: default folder of tables on disk.
+        formats: of the bands that have rows where they differ from the settings, because memory
+            ran short in the run that the rows will come from.
 
     Raises:
-        ConfigError: if there is not enough memory for them.
+        ConfigError: if they cannot be where they should, or there is not enough room for them.
     """
+    placements = placements_of(memory, row_maps, device=device)
     bands = {
         name: plan_bands(memory.bands_of(name), row_map=row_map, counts=counts[name])
         for name, row_map in row_maps.items()
     }
-    _check_memory(bands, dims=dims, optimizer=embedding.optimizer, device=device)
+    if formats is not None:
+        bands = {
+            name: with_formats(planned, formats.get(name, ())) for name, planned in bands.items()
+        }
+    disk = None
+    if "disk" in placements.values():
+        disk = disk_settings(memory.disk, default_folder=cache)
+    _check_memory(
+        bands,
+        placements=placements,
+        disk=disk,
+        dims=dims,
+        optimizer=embedding.optimizer,
+        device=device,
+    )
     users: dict[str, list[str]] = {name: [] for name in row_maps}
     for name, feature in features.items():
         users[feature.vocabulary or name].append(name)
     sequences = [name for name, feature in features.items() if is_sequence(feature)]
     pooling = {n: POOLINGS[f.pooling] for n, f in features.items() if n not in sequences}
     if _uses_fbgemm(
-        embedding, memory, tables=row_maps, has_sequences=bool(sequences), device=device
+        embedding,
+        memory,
+        placements=placements,
+        has_sequences=bool(sequences),
+        device=device,
     ):
         return FusedEmbeddingBagCollection(
             [
@@ -122,8 +170,11 @@ def build_tables(
             init_std=embedding.init_std,
             seed=seed,
             device=device,
+            uvm=[name for name, placement in placements.items() if placement == "uvm"],
+            load_factor=memory.uvm.load_factor,
+            algorithm=memory.uvm.algorithm,
         )
-    tables = [
+    configs = [
         EdoTableConfig(
             name=name,
             num_embeddings=row_map.num_rows,
@@ -132,6 +183,7 @@ def build_tables(
             bands=bands[name],
             num_zero_rows=row_map.num_buckets,
             qat=memory.qat,
+            on_disk=placements[name] == "disk",
         )
         for name, row_map in row_maps.items()
     ]
@@ -144,47 +196,63 @@ def build_tables(
         "init_std": embedding.init_std,
         "seed": seed,
     }
-    if processes.world_size == 1:
-        return EdoEmbeddingBagCollection(tables, **settings, device=device)
-    placements = place_tables(
-        {
-            name: num_bytes(table, dim=dims[name], optimizer=embedding.optimizer)
-            for name, table in bands.items()
-        },
-        {table.name: table.num_embeddings for table in tables},
-        sharding=embedding.sharding,
-        world_size=processes.world_size,
-    )
-    return ShardedTables(tables, placements=placements, processes=processes, **settings)
+    if processes.world_size > 1:
+        shardings = place_tables(
+            {
+                name: num_bytes(table, dim=dims[name], optimizer=embedding.optimizer)
+                for name, table in bands.items()
+            },
+            {table.name: table.num_embeddings for table in configs},
+            sharding=embedding.sharding,
+            world_size=processes.world_size,
+        )
+        return ShardedTables(configs, placements=shardings, processes=processes, **settings)
+    try:
+        return EdoEmbeddingBagCollection(configs, **settings, device=device, disk=disk)
+    except OSError as error:
+        assert disk is not None  # nothing else here reads or writes files
+        raise ConfigError(
+            [
+                f"memory.disk.folder: the tables' files could not be made in {disk.folder} "
+                f"({error.strerror}); give a folder on a disk with more room"
+            ]
+        ) from error
 
 
 def _check_memory(
     bands: Mapping[str, list[Band]],
     *,
+    placements: Mapping[str, Placement],
+    disk: DiskSettings | None,
     dims: Mapping[str, int],
     optimizer: str,
     device: torch.device,
 ) -> None:
-    """Refuses tables that do not fit before any of them is allocated.
+    """Refuses tables that do not fit into memory before any of them is allocated.
+
+    Of tables on disk or in unified memory, only what stays in memory counts.
 
     Raises:
         ConfigError: naming the largest table and what to change.
     """
     sizes = {
-        name: num_bytes(table, dim=dims[name], optimizer=optimizer) for name, table in bands.items()
+        name: num_bytes(table, dim=dims[name], optimizer=optimizer)
+        for name, table in bands.items()
+        if placements[name] in ("ram", "device")
     }
     on_cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_cuda else free_memory_bytes()
     total = sum(sizes.values())
     if total <= free:
         return
+    elsewhere = PLACEMENTS[device.type][1]
     largest = max(sizes, key=lambda name: sizes[name])
     raise ConfigError(
         [
             f"the embedding tables take {format_bytes(total)}, and {format_bytes(free)} of memory "
             f"are free; {largest} alone takes {format_bytes(sizes[largest])}: store rows smaller "
-            "with memory.format or memory.bands, or give fewer ids a row of their own with "
-            f"vocabularies.{largest}.min_count"
+            "with memory.format or memory.bands, give fewer ids a row of their own with "
+            f"vocabularies.{largest}.min_count, or set memory.placement to {elsewhere}"
         ]
     )
 
@@ -193,7 +261,7 @@ def _uses_fbgemm(
     embedding: EmbeddingConfig,
     memory: MemoryConfig,
     *,
-    tables: Iterable[str],
+    placements: Mapping[str, Placement],
     has_sequences: bool,
     device: torch.device,
 ) -> bool:
@@ -202,17 +270,27 @@ def _uses_fbgemm(
     Raises:
         ConfigError: if they must be and cannot.
     """
-    can = not has_sequences and fbgemm_has(embedding, memory, tables)
-    if embedding.backend == "fbgemm" and not can:
-        raise ConfigError(
-            [
-                "embedding.backend: FBGEMM has tables with fp32 or fp16 rows (one format for "
-                f"all), {', '.join(fused.OPTIMIZERS)}, an fp32 state, pooled lists, no weight "
-                "decay and no qat; change those keys, or take edorec"
-            ]
-        )
-    on_cuda = device.type == "cuda"
-    return can and (embedding.backend == "fbgemm" or (embedding.backend == "auto" and on_cuda))
+    can = (
+        not has_sequences
+        and "disk" not in placements.values()
+        and fbgemm_has(embedding, memory, placements)
+    )
+    must = {
+        "embedding.backend is fbgemm": embedding.backend == "fbgemm",
+        "memory.placement is uvm": "uvm" in placements.values(),
+    }
+    for why, is_so in must.items():
+        if is_so and (not can or embedding.backend == "edorec"):
+            raise ConfigError(
+                [
+                    f"{why}: FBGEMM has tables with fp32 or fp16 rows (one format for all), "
+                    f"{', '.join(fused.OPTIMIZERS)}, an fp32 state, pooled lists, no weight decay, "
+                    "no qat and no rows on disk; change those keys, or that one"
+                ]
+            )
+    if any(must.values()):
+        return True
+    return can and embedding.backend == "auto" and device.type == "cuda"
 
 
 def fbgemm_has(embedding: EmbeddingConfig, memory: MemoryConfig, tables: Iterable[str]) -> bool:
@@ -246,8 +324,8 @@ def report_bytes(
             rows=row_maps[name].num_rows,
             buckets=row_maps[name].num_buckets,
             dim=dims[name],
-            format="+".join(dict.fromkeys(band.format for band in memory.bands_of(name))),
-            placement="device" if device.type == "cuda" else "ram",
+            format="+".join(dict.fromkeys(band.format for band in tables.bands()[name])),
+            placement=memory.placement_of(name, device.type),
             weights_bytes=weights_bytes,
             optimizer_bytes=optimizer_bytes,
         )

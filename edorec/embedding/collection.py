@@ -6,8 +6,10 @@ The optimizer acts inside the backward pass, so tables are not among ``parameter
 """
 
 import hashlib
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +27,13 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
+from edorec.embedding.carry import Origin, carry_rows
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import cpu, reference
 from edorec.embedding.kernels.layout import FEATURE_COLUMNS, BeforeUpdate, Lookups, index_of
 from edorec.embedding.kernels.noise import table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
+from edorec.embedding.paging import DiskSettings, Pager, PagingFigures
 from edorec.embedding.shards import WHOLE, Shard
 from edorec.embedding.states import STATES
 
@@ -53,6 +57,7 @@ class EdoTableConfig(EmbeddingBagConfig):
             gradient goes straight through to the row. None: rows are read as they are.
         shard: the rows that are here, by default all; look-ups are then local rows.
         number: of the table, which rounding depends on; default its place among the tables.
+        on_disk: rows are in files and paged (see ``paging``), on the CPU.
     """
 
     feature_names: list[str] = field(default_factory=list)
@@ -62,6 +67,7 @@ class EdoTableConfig(EmbeddingBagConfig):
     qat: str | None = None
     shard: Shard = WHOLE
     number: int | None = None
+    on_disk: bool = False
 
     def __post_init__(self) -> None:
         if not self.feature_names:
@@ -95,6 +101,7 @@ class RowTables:
         seed: initial values and rounding depend on it; initial values also on the table's name.
         device: where the rows are.
         kernel: cpu (numba), or reference (plain torch); default by device.
+        disk: how tables with ``on_disk`` are paged; they need it.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class RowTables:
         seed: int,
         device: torch.device,
         kernel: str | None,
+        disk: DiskSettings | None,
     ) -> None:
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer}")
@@ -128,6 +136,8 @@ class RowTables:
         self._seed = seed
         self.num_updates = 0
         self.before_update: BeforeUpdate | None = None
+        self._disk = disk
+        self._paging_figures = PagingFigures()
         self.memories = [
             make_bands(
                 table.bands,
@@ -135,9 +145,13 @@ class RowTables:
                 optimizer=optimizer,
                 device=device,
                 shard=table.shard,
+                folder=_folder(table, disk, device),
             )
             for table in tables
         ]
+        self._shards = [_shard_array(table.shard) for table in tables]  # their addresses are used
+        self._arrays = self._make_arrays()
+        self.pager = self._make_pager()
         for table, memories in zip(tables, self.memories, strict=True):
             digest = hashlib.blake2b(f"{seed}/{table.name}".encode(), digest_size=7).digest()
             init_bands(
@@ -151,10 +165,21 @@ class RowTables:
                 num_rows=table.num_embeddings,
                 shard=table.shard,
             )
-        self._shards = [
-            _shard_array(table.shard) for table in tables
-        ]  # arrays hold their addresses
-        self._arrays = self._make_arrays()
+
+    def _make_pager(self) -> Pager | None:
+        """Of the tables on disk, None where there are none."""
+        if self._disk is None or not any(config.on_disk for config in self.configs):
+            return None
+        bands, tables = self._arrays
+        pager = Pager(
+            [memory for memories in self.memories for memory in memories],
+            bands=bands,
+            tables=tables,
+            settings=self._disk,
+            figures=self._paging_figures,
+        )
+        weakref.finalize(self, pager.close)
+        return pager
 
     def _make_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """The bands and tables of ``kernels.layout``."""
@@ -242,6 +267,33 @@ class RowTables:
             for config, memories in zip(self.configs, self.memories, strict=True)
         }
 
+    def take_rows(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """See ``EdoEmbeddingBagCollection.take_rows``."""
+        live = self.state()
+        for config in self.configs:
+            rows = np.arange(config.num_embeddings)
+            carry_rows(
+                live[config.name],
+                states[config.name],
+                Origin(rows, np.zeros(len(rows), np.bool_)),
+                dim=config.embedding_dim,
+                optimizer=self._optimizer,
+                with_state=True,
+            )
+
+    def reencode(self, name: str, band: int, row_format: str) -> int:
+        """Stores a band in a smaller format in place, between two steps; see ``BandMemory``.
+
+        Returns:
+            Bytes freed.
+        """
+        index = [config.name for config in self.configs].index(name)
+        config, memories = self.configs[index], self.memories[index]
+        freed = memories[band].reencode(row_format, dim=config.embedding_dim)
+        config.bands = [memory.band for memory in memories]
+        self._arrays = self._make_arrays()
+        return freed
+
     def bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes allocated for rows and for optimizer state."""
         return {
@@ -266,6 +318,19 @@ class RowTables:
 
 def _shard_array(shard: Shard) -> np.ndarray:
     return np.array([len(shard.buckets), *shard.buckets], np.int64)
+
+
+def _folder(table: EdoTableConfig, disk: DiskSettings | None, device: torch.device) -> Path | None:
+    """Where a table's files are, None for a table in memory.
+
+    Raises:
+        ValueError: if the table cannot be on disk.
+    """
+    if not table.on_disk:
+        return None
+    if disk is None or device.type != "cpu":
+        raise ValueError(f"table {table.name}: rows on disk need the CPU and settings of the disk")
+    return disk.folder
 
 
 def _band_entry(memory: BandMemory) -> list[int]:
@@ -311,6 +376,7 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         seed: initial values and stochastic rounding depend on it.
         device: where the rows are.
         kernel: cpu or reference; default by device.
+        disk: how tables with ``on_disk`` are paged; they need it.
     """
 
     def __init__(
@@ -327,6 +393,7 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         seed: int = 0,
         device: torch.device | None = None,
         kernel: str | None = None,
+        disk: DiskSettings | None = None,
     ) -> None:
         super().__init__()
         self.tables = RowTables(
@@ -339,6 +406,7 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             seed=seed,
             device=device or torch.device("cpu"),
             kernel=kernel,
+            disk=disk,
         )
         self._is_weighted = is_weighted
         self._features = [name for table in tables for name in table.feature_names]
@@ -394,6 +462,29 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         others = [key for key, (_, kind) in zip(self._keys, uses, strict=True) if kind is None]
         return KeyedTensor(keys, dims, pooled), dict(zip(others, rows, strict=True))
 
+    def prefetch(self, features: KeyedJaggedTensor) -> None:
+        """Fetches the rows of the batch after the present one from disk, in the background."""
+        pager = self.tables.pager
+        if pager is None:
+            return
+        positions, batch_size = _positions(features, self._features), features.stride()
+        layout = [
+            [table, k * batch_size, batch_size, 0, 0, 0]
+            for (table, _), k in zip(self._uses, positions, strict=True)
+        ]
+        lookups = Lookups(
+            features=np.array(layout, np.int64).reshape(-1, FEATURE_COLUMNS),
+            values=_numbers(features.values(), torch.int64),
+            offsets=_numbers(features.offsets(), torch.int64),
+            weights=None,
+            out_size=0,
+        )
+        pager.prefetch(lookups, will_change=torch.is_grad_enabled())
+
+    def paging(self) -> dict[str, Any] | None:
+        """What paging did so far (see ``PagingFigures``), None without tables on disk."""
+        return None if self.tables.pager is None else self.tables.pager.figures.summary()
+
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
         self.tables.learning_rate = learning_rate
@@ -431,6 +522,28 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """By table, bytes allocated for rows and for optimizer state."""
         return self.tables.bytes()
 
+    def bands(self) -> dict[str, list[Band]]:
+        """By table, its bands that have rows, as they are stored now."""
+        tables = zip(self.tables.configs, self.tables.memories, strict=True)
+        return {config.name: [memory.band for memory in memories] for config, memories in tables}
+
+    def compressible_bands(self) -> dict[str, list[Band]]:
+        """The same of tables that are not on disk."""
+        on_disk = {config.name for config in self.tables.configs if config.on_disk}
+        return {name: bands for name, bands in self.bands().items() if name not in on_disk}
+
+    def take_rows(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Takes over rows of the same tables in other formats, a chunk at a time."""
+        self.tables.take_rows(states)
+
+    def reencode(self, table: str, band: int, row_format: str) -> int:
+        """Stores a band in a smaller format in place, between two steps.
+
+        Returns:
+            Bytes freed.
+        """
+        return self.tables.reencode(table, band, row_format)
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The configs of the tables, in order."""
         return list(self.tables.configs)
@@ -463,6 +576,7 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
         seed: int = 0,
         device: torch.device | None = None,
         kernel: str | None = None,
+        disk: DiskSettings | None = None,
     ) -> None:
         super().__init__()
         dims = {table.embedding_dim for table in tables}
@@ -479,6 +593,7 @@ class EdoEmbeddingCollection(EmbeddingCollectionInterface):
             seed=seed,
             device=device or torch.device("cpu"),
             kernel=kernel,
+            disk=disk,
         )
         self._features = [name for table in tables for name in table.feature_names]
         self._names_by_table: list[list[str]] = get_embedding_names_by_table(tables)
@@ -617,6 +732,8 @@ def _look_up(
 def _rows(
     tables: RowTables, features: Sequence[str], hook: torch.Tensor, lookups: Lookups
 ) -> torch.Tensor:
+    if tables.pager is not None:
+        tables.pager.use(lookups, will_change=torch.is_grad_enabled())
     look_up: Any = _LookUp.apply
     try:
         result: torch.Tensor = look_up(hook, tables, lookups)

@@ -11,11 +11,14 @@ Row-wise Adagrad then averages squared gradients over the padded dim.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     EmbeddingLocation,
@@ -26,11 +29,13 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Poo
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from edorec.embedding.bands import Band
 from edorec.embedding.kernels.layout import BeforeUpdate
 from edorec.embedding.shards import WHOLE, Shard
 
 PADDING = 4
 SPARSE_TYPES = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
+CACHE_ALGORITHMS = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
 OPTIMIZERS = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
@@ -52,6 +57,10 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         init_std: standard deviation of the initial rows, independent of the number of rows.
         seed: initial values depend on it and on the table's name alone.
         device: cpu or cuda.
+        uvm: tables whose rows are in the host's memory, the most used of them cached on the
+            device (FBGEMM's MANAGED_CACHING); CUDA only.
+        load_factor: rows of the cache as a share of those of the tables in ``uvm``.
+        algorithm: which rows leave the cache, those not used for longest (lru) or least used (lfu).
     """
 
     num_updates = 0  # nothing of these optimizers depends on it
@@ -68,6 +77,9 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         init_std: float,
         seed: int,
         device: torch.device,
+        uvm: Collection[str] = (),
+        load_factor: float = 0.2,
+        algorithm: str = "lru",
     ) -> None:
         super().__init__()
         self._tables = tables
@@ -79,9 +91,17 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             for table in tables
             for name in table.feature_names
         ]
-        self._fbgemm = _build_fbgemm(
-            tables, optimizer=optimizer, learning_rate=learning_rate, device=device
+        self._load_factor = load_factor
+        self._build = partial(
+            _build_fbgemm,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            device=device,
+            uvm=uvm,
+            load_factor=load_factor,
+            algorithm=algorithm,
         )
+        self._fbgemm = self._build(tables)
         for table in tables:
             for key, tensor in self.tables_state()[table.name].items():
                 if key != "weight":
@@ -132,7 +152,16 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return weight.detach()
 
     def tables_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """By table, the live rows (``weight``) and optimizer state (``state0``, ...)."""
+        """By table, the live rows (``weight``) and optimizer state (``state0``, ...).
+
+        Cached rows are written back and the cache is emptied, so these are the newest, and what is
+        written into them counts.
+        """
+        self._fbgemm.flush()
+        self._fbgemm.reset_cache_states()
+        return self._tensors()
+
+    def _tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         weights = self._fbgemm.split_embedding_weights()
         # SGD has no state, and then FBGEMM gives an empty list rather than one a table.
         optimizer_states = self._fbgemm.split_optimizer_states() or [()] * len(self._tables)
@@ -164,8 +193,66 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 state["weight"].nbytes,
                 sum(tensor.nbytes for key, tensor in state.items() if key != "weight"),
             )
-            for name, state in self.tables_state().items()
+            for name, state in self._tensors().items()
         }
+
+    def prefetch(self, features: KeyedJaggedTensor) -> None:
+        """No row is on disk: nothing to do."""
+
+    def paging(self) -> dict[str, Any] | None:
+        """What the cache of rows did so far, None without one.
+
+        FBGEMM makes it smaller than asked for, without a word, where the device has no room.
+        """
+        cache = self._fbgemm.lxu_cache_weights
+        if not cache.numel():
+            return None
+        _, _, unique, misses, *_ = self._fbgemm.get_uvm_cache_stats().tolist()
+        return {
+            "hit_rate": 1 - misses / unique if unique else None,
+            "read_bytes": misses * cache.shape[1] * cache.element_size(),
+            "cache_bytes": cache.nbytes,
+            "load_factor": self._load_factor,
+            "effective_load_factor": len(cache) / int(self._fbgemm.total_cache_hash_size),
+        }
+
+    def bands(self) -> dict[str, list[Band]]:
+        """By table, its one band."""
+        row_format = "fp32" if self._tables[0].data_type == DataType.FP32 else "fp16"
+        return {table.name: [Band(table.num_embeddings, row_format)] for table in self._tables}
+
+    def compressible_bands(self) -> dict[str, list[Band]]:
+        """The same of FP32 tables; FP16 is the smallest that FBGEMM trains."""
+        return self.bands() if self._tables[0].data_type == DataType.FP32 else {}
+
+    def take_rows(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Takes over rows of the same tables in another precision."""
+        for name, tensors in self.tables_state().items():
+            for key, tensor in tensors.items():
+                tensor.copy_(states[name][key])
+
+    def reencode(self, table: str, band: int, row_format: str) -> int:
+        """Stores all tables in FP16, optimizer state as it is; see ``EmbeddingTables``.
+
+        They go by way of the host, so that the device never holds them twice.
+
+        Raises:
+            ValueError: if that is not what is asked for.
+        """
+        if row_format != "fp16" or table not in self.compressible_bands():
+            raise ValueError(f"FBGEMM's tables go from fp32 to fp16, not to {row_format}")
+        before = sum(sum(sizes) for sizes in self.table_bytes().values())
+        held = {
+            name: {key: _narrow(key, tensor).cpu() for key, tensor in tensors.items()}
+            for name, tensors in self.tables_state().items()
+        }
+        self._tables = [replace(config, data_type=DataType.FP16) for config in self._tables]
+        del self._fbgemm
+        self._fbgemm = self._build(self._tables)
+        for name, tensors in self.tables_state().items():
+            for key, tensor in tensors.items():
+                tensor.copy_(held[name][key])
+        return before - sum(sum(sizes) for sizes in self.table_bytes().values())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
@@ -185,29 +272,50 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return self._device
 
 
+def _narrow(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.half() if key == "weight" else tensor
+
+
 def _padded(dim: int) -> int:
     return -(-dim // PADDING) * PADDING
 
 
 def _build_fbgemm(
-    tables: list[EmbeddingBagConfig], *, optimizer: str, learning_rate: float, device: torch.device
+    tables: list[EmbeddingBagConfig],
+    *,
+    optimizer: str,
+    learning_rate: float,
+    device: torch.device,
+    uvm: Collection[str],
+    load_factor: float,
+    algorithm: str,
 ) -> Any:
     on_cuda = device.type == "cuda"
     location = EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST
     compute = ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU
+    precision = SPARSE_TYPES[tables[0].data_type]
     return SplitTableBatchedEmbeddingBagsCodegen(
         [
-            (table.num_embeddings, _padded(table.embedding_dim), location, compute)
+            (
+                table.num_embeddings,
+                _padded(table.embedding_dim),
+                EmbeddingLocation.MANAGED_CACHING if table.name in uvm else location,
+                compute,
+            )
             for table in tables
         ],
         feature_table_map=[
             index for index, table in enumerate(tables) for _ in table.feature_names
         ],
-        weights_precision=SPARSE_TYPES[tables[0].data_type],
+        weights_precision=precision,
         output_dtype=SparseType.FP32,
         optimizer=OPTIMIZERS[optimizer],
         learning_rate=learning_rate,
         stochastic_rounding=tables[0].data_type == DataType.FP16,
         pooling_mode=PoolingMode.SUM,
         device=device,
+        cache_load_factor=load_factor,
+        cache_algorithm=CACHE_ALGORITHMS[algorithm],
+        cache_precision=precision,  # so that a row is the same in and out of the cache
+        gather_uvm_cache_stats=bool(uvm),
     )

@@ -9,6 +9,7 @@ import torch
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from edorec.embedding.bands import Band
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.embedding.kernels.layout import BeforeUpdate
 from edorec.embedding.sharding import Placement, shard_tables
@@ -136,6 +137,39 @@ class ShardedTables:
     def num_updates(self, number: int) -> None:
         for kernel in self._kernels:
             kernel.num_updates = number
+
+    def prefetch(self, features: KeyedJaggedTensor) -> None:
+        """No row is on disk: nothing to do."""
+
+    def paging(self) -> None:
+        """No row is on disk: None."""
+
+    def bands(self) -> dict[str, list[Band]]:
+        """By table, its bands that have rows, in all processes."""
+        return {
+            name: [band for band in config.bands if band.num_rows]
+            for name, config in self._tables.items()
+        }
+
+    def take_rows(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Rows in other formats are of runs in one process.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("tables of several processes take rows in their own formats alone")
+
+    def compressible_bands(self) -> dict[str, list[Band]]:
+        """Tables are made smaller in one process: none."""
+        return {}
+
+    def reencode(self, table: str, band: int, row_format: str) -> int:
+        """Tables are made smaller in one process.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("tables of several processes keep their formats")
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""

@@ -2,27 +2,62 @@
 
 A tensor from torch's allocator cannot give a part of its memory back. A map can: its pages past a
 new end are returned to the system while the rest stays where it is.
+
+A map may be of a file. That file has no name: what a killed process leaves cannot be mistaken for a
+table, and the system frees its room on the disk.
 """
 
+import ctypes
+import errno
 import mmap
+import os
+import shutil
+import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
 HUGE_PAGE_BYTES = 2 << 20
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+MOUNTS = Path("/proc/self/mounts")
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class MappedBytes:
-    """Zeroed bytes in a private anonymous map, or in a file.
+    """Zeroed bytes in a private anonymous map, or in a file without a name.
+
+    Args:
+        num_bytes: how many.
+        folder: where the file is, None for none.
 
     Attributes:
         tensor: the bytes, uint8, one dimension; valid until ``shrink``.
+
+    Raises:
+        OSError: if the disk has no room for the file, or the folder cannot be written to.
     """
 
-    def __init__(self, num_bytes: int, path: Path | None = None) -> None:
-        self._map = _map_file(path, num_bytes) if path else _map_anonymous(num_bytes)
-        self._path = path
+    def __init__(self, num_bytes: int, folder: Path | None = None) -> None:
+        size = max(num_bytes, 1)
+        self._file: BinaryIO | None = None
+        if folder is None:
+            self._map = _map_anonymous(size)
+        else:
+            self._file = tempfile.TemporaryFile(dir=folder, prefix="edorec-table-")  # noqa: SIM115
+            # Room that is missing later would be a bus error in the middle of a step. It is asked
+            # for first: a reservation that fails fills the disk for everyone.
+            if shutil.disk_usage(folder).free < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+            os.posix_fallocate(self._file.fileno(), 0, size)
+            self._map = mmap.mmap(self._file.fileno(), size)
+            self._map.madvise(mmap.MADV_RANDOM)  # what is near a row is not what is wanted next
         self.tensor = self._view(num_bytes)
+
+    @property
+    def file_number(self) -> int | None:
+        """Descriptor of the file, None where there is none."""
+        return None if self._file is None else self._file.fileno()
 
     def _view(self, num_bytes: int) -> torch.Tensor:
         if num_bytes == 0:  # torch refuses an empty buffer
@@ -42,20 +77,34 @@ class MappedBytes:
         if behind > 0:
             # Private pages go at once; a file's keep their space on disk, which is cut with it.
             self._map.madvise(mmap.MADV_DONTNEED, first, behind)
-            if self._path is not None:
-                with self._path.open("r+b") as file:
-                    file.truncate(first)
+            if self._file is not None:
+                os.ftruncate(self._file.fileno(), first)
         self.tensor = self._view(num_bytes)
 
 
+def forget_pages(tensor: torch.Tensor) -> None:
+    """Takes the pages of a tensor that is mapped from a file out of the process's memory.
+
+    They come back from the file when they are used again. Of other tensors they would be lost.
+    """
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first:
+        _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+
+
+def is_in_memory(folder: Path) -> bool:
+    """Whether the files of a folder are held in memory instead of on a disk (tmpfs)."""
+    found, kind = "", ""
+    for line in MOUNTS.read_text().splitlines():
+        _, mount, file_system, *_ = line.split()
+        if len(mount) >= len(found) and folder.resolve().is_relative_to(mount):
+            found, kind = mount, file_system
+    return kind in MEMORY_FILE_SYSTEMS
+
+
 def _map_anonymous(num_bytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if num_bytes >= HUGE_PAGE_BYTES:  # rows are read at random: fewer misses of the TLB
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
-
-
-def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
-    with path.open("w+b") as file:
-        file.truncate(max(num_bytes, 1))
-        return mmap.mmap(file.fileno(), max(num_bytes, 1))

@@ -8,6 +8,7 @@ from edorec.sections import Section
 
 TrainedFormat = Literal["fp32", "fp16", "int8", "int4", "int2"]
 StateName = Literal["fp32", "bf16", "log8"]
+Placement = Literal["ram", "disk", "device", "uvm"]
 
 
 class EmbeddingConfig(Section):
@@ -57,6 +58,78 @@ class BandConfig(Section):
     )
 
 
+class DiskConfig(Section):
+    """How tables with placement disk are paged."""
+
+    folder: str | None = Field(
+        None,
+        description="Folder on the disk that holds the tables' files, which have no name there and "
+        "go with the process; default data.cache.",
+    )
+    page_rows: int = Field(
+        64,
+        ge=1,
+        le=65536,
+        description="Rows of a page, rounded up to pages of the operating system.",
+    )
+    resident: str | None = Field(
+        None,
+        description="Most bytes of these tables in memory at once, such as 4GB; default what the "
+        "system gives.",
+    )
+    keep_cached: bool = Field(
+        True,
+        description="Pages beyond that may stay in the system's cache of files while no one else "
+        "needs the memory; false: they are written to the disk and dropped.",
+    )
+
+
+class MonitorConfig(Section):
+    """Watches memory while training, and makes tables smaller where it runs short."""
+
+    interval: float = Field(10.0, ge=0, description="Seconds between looks at memory.")
+    limit: str | None = Field(
+        None,
+        description="Most memory that the process should hold, such as 8GB, where the machine, the "
+        "control group or the device would give more.",
+    )
+    compress_below: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="When a smaller share of memory than this is free, tables are stored in "
+        "cheaper formats, such as 0.2; null: never.",
+    )
+    hysteresis: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Tables are then made smaller until this share more would be free.",
+    )
+    min_seconds: float = Field(30.0, ge=0, description="Seconds from one such change to the next.")
+    smallest_format: TrainedFormat = Field(
+        "int8", description="No table is made smaller than this format."
+    )
+    stop_below: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="With nothing left to make smaller, the run stops with a checkpoint when a "
+        "smaller share of memory than this is free; only with compress_below.",
+    )
+
+
+class UvmConfig(Section):
+    """How rows of tables with placement uvm are cached on the device."""
+
+    load_factor: float = Field(
+        0.2, gt=0, le=1, description="Rows of the cache, as a share of those of the tables."
+    )
+    algorithm: Literal["lru", "lfu"] = Field(
+        "lru", description="Rows that leave: not used for longest, or least often used."
+    )
+
+
 class TableMemoryConfig(Section):
     """How the rows of one table are stored while training; it wins over what holds for all."""
 
@@ -71,10 +144,15 @@ class TableMemoryConfig(Section):
         description="Formats by frequency in place of format and state, the most frequent ids "
         "first; the last band has min_count 0. Buckets are stored like an id that is as frequent.",
     )
+    placement: Placement | None = Field(
+        None,
+        description="Where rows are: ram or disk on the CPU, device or uvm on CUDA; default ram or "
+        "device.",
+    )
 
     @property
     def is_given(self) -> bool:
-        """Whether it says anything."""
+        """Whether it says anything of formats."""
         return bool(self.bands) or self.format is not None or self.state is not None
 
     def all_bands(self) -> list[BandConfig]:
@@ -98,10 +176,20 @@ class MemoryConfig(TableMemoryConfig):
     )
     tables: dict[str, TableMemoryConfig] = Field(
         {},
-        description="Formats of single tables, by vocabulary, or vocabulary@task for a task's.",
+        description="Formats and placement of single tables, by vocabulary, or vocabulary@task for "
+        "a task's.",
     )
+    disk: DiskConfig = DiskConfig()
+    uvm: UvmConfig = UvmConfig()
+    monitor: MonitorConfig = MonitorConfig()
 
     def bands_of(self, table: str) -> list[BandConfig]:
         """The bands of a table."""
         own = self.tables.get(table)
         return (own if own is not None and own.is_given else self).all_bands()
+
+    def placement_of(self, table: str, device: str) -> Placement:
+        """Where the rows of a table are on a device, ``cpu`` or ``cuda``."""
+        own = self.tables.get(table)
+        given = own.placement if own is not None and own.placement else self.placement
+        return given or ("device" if device == "cuda" else "ram")

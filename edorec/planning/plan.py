@@ -114,6 +114,7 @@ def apply_plan(config: RunConfig, plan: Plan) -> RunConfig:
             BandConfig(min_count=band.min_count, format=band.format, state=band.state)
             for band in table.bands
         ]
-        tables[table.name] = TableMemoryConfig(bands=bands)
+        own = tables.get(table.name, TableMemoryConfig())
+        tables[table.name] = own.model_copy(update={"bands": bands, "format": None, "state": None})
     memory = config.memory.model_copy(update={"tables": tables})
     return config.model_copy(update={"vocabularies": vocabularies, "memory": memory})

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from edorec import __version__
-from edorec.checkpoint import load_model
+from edorec.checkpoint import load_model, saved_formats
 from edorec.config import RunConfig, load_config
 from edorec.data.cache import new_folder, remove_leftovers
 from edorec.data.prepared import Prepared, load_prepared
@@ -25,6 +25,7 @@ from edorec.data.vocabulary import Vocabulary, read_hashes, safe_file_name
 from edorec.devices import set_num_threads
 from edorec.embedding.bands import BandMemory
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.placement import moved_to_cpu
 from edorec.errors import InputError
 from edorec.evaluate import evaluate
 from edorec.recommender import Recommender, build_recommender
@@ -94,11 +95,13 @@ def load_run(folder: Path) -> Run:
     config = load_config(str(folder / "config.yaml"), []).config
     set_num_threads(config.train.num_threads)
     prepared = load_prepared(folder / "vocabularies")
-    cpu = config.model_copy(update={"train": config.train.model_copy(update={"device": "cpu"})})
-    recommender = build_recommender(cpu, prepared.vocabularies, device=torch.device("cpu"))
-    load_model(
-        folder / "checkpoints" / "best.pt", model=recommender.model, tables=recommender.tables
+    train = config.train.model_copy(update={"device": "cpu"})
+    cpu = config.model_copy(update={"train": train, "memory": moved_to_cpu(config.memory)})
+    best = folder / "checkpoints" / "best.pt"
+    recommender = build_recommender(
+        cpu, prepared.vocabularies, device=torch.device("cpu"), formats=saved_formats(best)
     )
+    load_model(best, model=recommender.model, tables=recommender.tables)
     return Run(folder, config, prepared, recommender)
 
 

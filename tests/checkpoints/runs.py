@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from edorec.checkpoint import load_model
+from edorec.checkpoint import load_model, saved_formats
 from edorec.config import RunConfig
 from edorec.data.prepare import load_prepared
 from edorec.recommender import Recommender, build_recommender
@@ -14,7 +14,8 @@ from edorec.recommender import Recommender, build_recommender
 
 def figures(report: dict[str, Any]) -> dict[str, Any]:
     """What must not depend on interruptions."""
-    memory = {k: v for k, v in report["memory"].items() if k != "peak_rss_bytes"}
+    clock = ("peak_rss_bytes", "paging")
+    memory = {k: v for k, v in report["memory"].items() if k not in clock}
     return {
         "tasks": report["tasks"],
         "validation": report["validation"],
@@ -28,15 +29,20 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
 def logged(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what the clock decides."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time", "rows_per_second", "rss_bytes")
+    clock = ("time", "rows_per_second", "rss_bytes", "paging", "memory")
     return [{k: v for k, v in line.items() if k not in clock} for line in lines]
 
 
 def load_best(run_dir: Path, config: RunConfig) -> Recommender:
     """The best model of a run."""
     prepared = load_prepared(run_dir / "vocabularies")
-    recommender = build_recommender(config, prepared.vocabularies, device=torch.device("cpu"))
     path = run_dir / "checkpoints" / "best.pt"
+    recommender = build_recommender(
+        config,
+        prepared.vocabularies,
+        device=torch.device("cpu"),
+        formats=saved_formats(path),
+    )
     load_model(path, model=recommender.model, tables=recommender.tables)
     return recommender
 

@@ -22,11 +22,11 @@ ROOT = Path(__file__).parent.parent.parent
 DEADLINE_SECONDS = 120
 
 
-def settings(epochs: int) -> dict[str, Any]:
+def settings(epochs: int, **memory: Any) -> dict[str, Any]:
     """A run that does little but save."""
     return {
         "model": {"dropout": 0.2},
-        "memory": {"format": "int8"},
+        "memory": {"format": "int8", **memory},
         "train": {"epochs": epochs, "batch_size": 40, "evaluate_every_steps": 7},
         "checkpoint": {"every_steps": 1, "every_minutes": None},
     }
@@ -58,13 +58,16 @@ def kill_while_training(folder: Path, delay: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("num_kills", "epochs"), [(2, 1), pytest.param(20, 5, marks=pytest.mark.slow)]
+    ("num_kills", "epochs", "placement"),
+    [(2, 1, "ram"), (2, 1, "disk"), pytest.param(20, 5, "ram", marks=pytest.mark.slow)],
 )
 def test_b46_kills_at_any_moment_change_nothing(
-    tmp_path: Path, num_kills: int, epochs: int
+    tmp_path: Path, num_kills: int, epochs: int, placement: str
 ) -> None:
     log = write_toy(tmp_path / "log", train=4000, valid=60, test=200)
-    config = toy_config(log, **settings(epochs))
+    tables = tmp_path / "tables"
+    disk = {"folder": str(tables), "page_rows": 1, "resident": "20KiB", "keep_cached": False}
+    config = toy_config(log, **settings(epochs, placement=placement, disk=disk))
     whole = run(config, run_dir=tmp_path / "whole", verbosity=-1)
     write_config(tmp_path / "my.yaml", config)
     rng = random.Random(num_kills)
@@ -82,6 +85,7 @@ def test_b46_kills_at_any_moment_change_nothing(
     assert_same_runs(tmp_path / "run", tmp_path / "whole", config)
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert not [name for name in names if name.endswith(".tmp")], "leftovers are removed"
+    assert not tables.exists() or not list(tables.iterdir()), "files of tables have no names"
 
 
 @pytest.fixture(scope="module")

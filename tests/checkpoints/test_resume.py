@@ -281,8 +281,8 @@ def test_b49_b48_differences_are_refused_before_loading_naming_both_sides(
         "vocabularies.user is here, and absent there",
         "train.seed is 0 there and 1 here",
         "vocabulary item is there, and absent here",
-        "table item.band0_int8_fp32 is 101 rows of 12 bytes there, and absent here",
-        "table user.band0_int4_fp32 is",
+        "table item.band0 is 101 rows there, and absent here",
+        "table user.band0 is",
         "dense weight ",
         "another --run-dir",
     ):

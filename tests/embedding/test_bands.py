@@ -1,5 +1,6 @@
 """Bands of a table: sizes, initial rows and states."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,8 @@ def test_rows_may_lie_in_a_file(tmp_path: Path) -> None:
         dim=4,
         optimizer="rowwise_adagrad",
         device=CPU,
-        path=tmp_path / "rows",
+        folder=tmp_path,
     )
     memory.rows_RS.fill_(9)
-    assert (tmp_path / "rows").read_bytes() == bytes([9]) * 5 * (8 + 4)
+    assert memory.file_number is not None
+    assert os.pread(memory.file_number, 1000, 0) == bytes([9]) * 5 * (8 + 4)

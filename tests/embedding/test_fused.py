@@ -167,6 +167,31 @@ def test_fp16_rows_take_half_the_bytes() -> None:
     assert sizes[DataType.FP16]["state0"].nbytes == 100 * 4
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_tables_are_stored_anew_in_half_the_bytes(device: str) -> None:
+    shapes = [("t", 5, 6, ["t"]), ("u", 3, 8, ["u"])]
+    tables = build(shapes, optimizer="rowwise_adagrad", device=device)
+    batch = jagged({"t": [[1, 2], [4]], "u": [[0], [2]]}).to(torch.device(device))
+    tables(batch).values().square().sum().backward()
+    before = {n: {k: v.clone() for k, v in s.items()} for n, s in tables.tables_state().items()}
+    assert {n: b[0].format for n, b in tables.compressible_bands().items()} == {
+        "t": "fp32",
+        "u": "fp32",
+    }
+    assert tables.reencode("t", 0, "fp16") == 2 * (5 * 8 + 3 * 8), "of both tables"
+    for name, state in tables.tables_state().items():
+        assert torch.equal(state["weight"], before[name]["weight"].half())
+        assert torch.equal(state["state0"], before[name]["state0"])
+    assert tables.compressible_bands() == {}
+    assert {n: b[0].format for n, b in tables.bands().items()} == {"t": "fp16", "u": "fp16"}
+    tables.set_learning_rate(LEARNING_RATE)
+    tables(batch).values().square().sum().backward()  # goes on training
+    changed = tables.tables_state()["t"]["weight"][1]
+    assert not torch.equal(changed, before["t"]["weight"][1].half())
+    with pytest.raises(ValueError, match="FBGEMM's tables go from fp32 to fp16, not to int8"):
+        tables.reencode("t", 0, "int8")
+
+
 def test_learning_rate_is_that_of_the_next_backward() -> None:
     tables = build([("t", 3, 4, ["t"])], optimizer="sgd")
     before = tables.table_weight("t").clone()
