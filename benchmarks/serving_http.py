@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     files = args.input or ["data/ecommerce/log/test"]
-    num_rounds, seconds = (1, 3.0) if args.quick else (5, 10.0)
+    num_rounds, seconds = (1, 3.0) if args.quick else (3, 10.0)
     figures = measure(args.model, files, num_rounds=num_rounds, seconds=seconds)
     write_figures(figures, json_path=args.json)
 

@@ -26,10 +26,8 @@ from edorec.train import run
 FORMATS: dict[str, tuple[float | None, float | None]] = {
     "int8": (1 / 3, 0.002),
     "int4": (1 / 5, 0.002),
-    "int8:100:pq": (None, None),
     "int4:100:pq": (1 / 14, 0.0005),
     "int8:1000:pq": (1 / 14, 0.0005),
-    "int4:1000:pq": (None, None),
 }
 MOST_OVERHEAD = 1.05
 
