@@ -9,6 +9,7 @@ import hashlib
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from edorec.embedding.paging import DiskSettings, Pager, PagingFigures
 from edorec.embedding.shards import WHOLE, Shard
 from edorec.embedding.states import STATES
 
-KERNELS = ("cpu", "reference")
+KERNELS = ("cpu", "triton", "reference")
 MOST_ROWS = 1 << 32  # the kernels sort look-ups by 32 bits
 
 
@@ -100,7 +101,7 @@ class RowTables:
         init_std: standard deviation of the initial rows, independent of the number of rows.
         seed: initial values and rounding depend on it; initial values also on the table's name.
         device: where the rows are.
-        kernel: cpu (numba), or reference (plain torch); default by device.
+        kernel: cpu (numba), triton, or reference (plain torch); default by device.
         disk: how tables with ``on_disk`` are paged; they need it.
     """
 
@@ -125,6 +126,8 @@ class RowTables:
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel}")
         if self.kernel == "cpu" and device.type != "cpu":
             raise ValueError(f"kernel cpu works on the CPU, got device {device}")
+        if self.kernel == "triton":
+            _check_triton(tables)
         names = [table.name for table in tables]
         if len(set(names)) < len(names):
             raise ValueError(f"tables must have different names, got {', '.join(names)}")
@@ -218,6 +221,10 @@ class RowTables:
         """Looks up and pools; see ``kernels.cpu.forward``."""
         if self.kernel == "cpu":
             return cpu.forward(*self._arrays, lookups)
+        if self.kernel == "triton":
+            from edorec.embedding.kernels import triton_rows
+
+            return triton_rows.forward(*self._arrays, lookups)
         return reference.forward(self._reference_tables(), lookups)
 
     def update(self, lookups: Lookups, gradients: torch.Tensor) -> None:
@@ -242,6 +249,17 @@ class RowTables:
                 optimizer=self._optimizer,
                 step=step,
                 table_keys=np.array(keys, np.uint64).view(np.int64),
+            )
+        elif self.kernel == "triton":
+            from edorec.embedding.kernels import triton_rows
+
+            triton_rows.backward(
+                *self._arrays,
+                lookups,
+                gradients,
+                optimizer=self._optimizer,
+                step=step,
+                table_keys=keys,
             )
         else:
             reference.backward(
@@ -314,6 +332,15 @@ class RowTables:
                 for memory in self.memories[index]
             ]
         )
+
+
+def _check_triton(tables: Sequence[EdoTableConfig]) -> None:
+    """Refuses what the Triton kernel cannot do."""
+    if find_spec("triton") is None:
+        raise ValueError("kernel triton needs Triton: pip install triton, or use kernel reference")
+    parts = [table.name for table in tables if not table.shard.is_whole]
+    if parts:
+        raise ValueError(f"kernel triton takes whole tables; {parts[0]} is in shards")
 
 
 def _shard_array(shard: Shard) -> np.ndarray:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from edorec.embedding import collection
 from edorec.embedding.bands import Band, BandMemory
-from edorec.embedding.collection import KERNELS, EdoEmbeddingBagCollection
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.formats.row_format import as_numbers
 from edorec.embedding.kernels import cpu
@@ -140,6 +141,33 @@ def assert_states_alike(ours: BandMemory, theirs: BandMemory, optimizer: str) ->
     assert ((mine - other).abs() <= 0.1 * other + 1e-10).all()
 
 
+def check_like_the_reference(kernel: str, shape: Shape, **settings: Any) -> None:
+    """Two steps of a kernel and of the reference from the same rows."""
+    ours, theirs = (build(name, shape, **settings) for name in (kernel, "reference"))
+    generator = torch.Generator().manual_seed(shape.seed)
+    for _ in range(2):
+        before, batch = all_bytes(ours), random_batch(shape, generator)
+        mine, other = ours(batch).values(), theirs(batch).values()
+        rtol = 2.1e-3 if settings["qat"] in ("int2", "sparse28") else 1e-4  # means of magnitudes as a half
+        torch.testing.assert_close(mine, other, rtol=rtol, atol=1e-5)
+        gradient = torch.randn(mine.shape, generator=generator)
+        mine.backward(gradient)
+        other.backward(gradient)
+        looked_up = looked_up_rows(batch)
+        for name, k, our_band, their_band in pairs_of_bands(ours, theirs):
+            band_format, dim = our_band.band.format, shape.dims["abc".index(name)]
+            rows = [
+                FORMATS[band_format].decode(band.rows_RS[:, : band.row_bytes], dim)
+                for band in (our_band, their_band)
+            ]
+            assert_rows_alike(*rows, band_format)
+            assert_states_alike(our_band, their_band, settings["optimizer"])
+            others = untouched(our_band, looked_up[name])
+            assert torch.equal(our_band.rows_RS[others], before[f"{name}.band{k}"][others])
+            assert torch.equal(their_band.rows_RS[others], before[f"{name}.band{k}"][others])
+            their_band.rows_RS.copy_(our_band.rows_RS)
+
+
 @pytest.mark.parametrize(
     ("row_format", "optimizer", "state", "qat"), COVERING, ids=lambda value: str(value)
 )
@@ -153,40 +181,14 @@ def test_cpu_does_as_the_reference(
     state: str,
     qat: str | None,
 ) -> None:
-    ours, theirs = (
-        build(
-            kernel,
-            shape,
-            row_format=row_format,
-            optimizer=optimizer,
-            state=state,
-            qat=qat,
-            weight_decay=weight_decay,
-        )
-        for kernel in KERNELS
-    )
-    generator = torch.Generator().manual_seed(shape.seed)
-    for _ in range(2):
-        before, batch = all_bytes(ours), random_batch(shape, generator)
-        mine, other = ours(batch).values(), theirs(batch).values()
-        rtol = 2.1e-3 if qat in ("int2", "sparse28") else 1e-4  # means of magnitudes as a half
-        torch.testing.assert_close(mine, other, rtol=rtol, atol=1e-5)
-        gradient = torch.randn(mine.shape, generator=generator)
-        mine.backward(gradient)
-        other.backward(gradient)
-        looked_up = looked_up_rows(batch)
-        for name, k, our_band, their_band in pairs_of_bands(ours, theirs):
-            row_format, dim = our_band.band.format, shape.dims["abc".index(name)]
-            rows = [
-                FORMATS[row_format].decode(band.rows_RS[:, : band.row_bytes], dim)
-                for band in (our_band, their_band)
-            ]
-            assert_rows_alike(*rows, row_format)
-            assert_states_alike(our_band, their_band, optimizer)
-            others = untouched(our_band, looked_up[name])
-            assert torch.equal(our_band.rows_RS[others], before[f"{name}.band{k}"][others])
-            assert torch.equal(their_band.rows_RS[others], before[f"{name}.band{k}"][others])
-            their_band.rows_RS.copy_(our_band.rows_RS)
+    settings = {
+        "row_format": row_format,
+        "optimizer": optimizer,
+        "state": state,
+        "qat": qat,
+        "weight_decay": weight_decay,
+    }
+    check_like_the_reference("cpu", shape, **settings)
 
 
 def pairs_of_bands(
@@ -230,7 +232,7 @@ def test_bytes_are_those_of_the_reference_where_sums_are_exact(
             seed=shape.seed,
             kernel=kernel,
         )
-        for kernel in KERNELS
+        for kernel in ("cpu", "reference")
     )
     batches, gradients = [], []
     for _ in range(3):
@@ -274,7 +276,7 @@ def test_results_do_not_depend_on_threads(row_format: str) -> None:
         assert all(torch.equal(other[name], rows) for name, rows in results[0].items())
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["cpu", "reference"])
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.usefixtures("two_threads")
 def test_a_value_that_is_no_row_is_named(kernel: str, num_threads: int) -> None:
