@@ -121,7 +121,7 @@ class RowTables:
     ) -> None:
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer}")
-        self.kernel = kernel or ("cpu" if device.type == "cpu" else "reference")
+        self.kernel = kernel or _default_kernel(tables, device)
         if self.kernel not in KERNELS:
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel}")
         if self.kernel == "cpu" and device.type != "cpu":
@@ -334,10 +334,18 @@ class RowTables:
         )
 
 
+def _default_kernel(tables: Sequence[EdoTableConfig], device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    return "triton" if all(table.shard.is_whole for table in tables) else "reference"
+
+
 def _check_triton(tables: Sequence[EdoTableConfig]) -> None:
     """Refuses what the Triton kernel cannot do."""
     if find_spec("triton") is None:
-        raise ValueError("kernel triton needs Triton: pip install triton, or use kernel reference")
+        raise ValueError(
+            "tables on a GPU need Triton, which CUDA builds of torch bring: pip install triton"
+        )
     parts = [table.name for table in tables if not table.shard.is_whole]
     if parts:
         raise ValueError(f"kernel triton takes whole tables; {parts[0]} is in shards")

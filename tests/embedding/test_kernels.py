@@ -148,7 +148,9 @@ def check_like_the_reference(kernel: str, shape: Shape, **settings: Any) -> None
     for _ in range(2):
         before, batch = all_bytes(ours), random_batch(shape, generator)
         mine, other = ours(batch).values(), theirs(batch).values()
-        rtol = 2.1e-3 if settings["qat"] in ("int2", "sparse28") else 1e-4  # means of magnitudes as a half
+        rtol = (
+            2.1e-3 if settings["qat"] in ("int2", "sparse28") else 1e-4
+        )  # means of magnitudes as a half
         torch.testing.assert_close(mine, other, rtol=rtol, atol=1e-5)
         gradient = torch.randn(mine.shape, generator=generator)
         mine.backward(gradient)

@@ -7,13 +7,23 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.embedding.test_kernels import COVERING, Shape, check_like_the_reference
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.shards import Shard
+from tests.embedding.batches import table
+from tests.embedding.test_kernels import (
+    COVERING,
+    Shape,
+    assert_rows_alike,
+    check_like_the_reference,
+)
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
@@ -33,7 +43,7 @@ small_shapes = st.builds(
     ("row_format", "optimizer", "state", "qat"), COVERING, ids=lambda value: str(value)
 )
 @given(shape=small_shapes, weight_decay=st.sampled_from([0.0, 0.5]))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_triton_does_as_the_reference(
     shape: Shape,
     weight_decay: float,
@@ -51,3 +61,49 @@ def test_triton_does_as_the_reference(
         qat=qat,
         weight_decay=weight_decay,
     )
+
+
+def test_kernels_compile_for_gpus_that_are_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.embedding.compile_triton"],
+        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    compiled = {tuple(line.split()[:2]) for line in done.stdout.splitlines()}
+    kernels = ("forward_kernel", "collect_kernel", "update_kernel")
+    assert compiled == {(name, capability) for name in kernels for capability in ("80", "90")}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row_format", ["fp32", "fp16", "int8", "int4", "int2"])
+def test_triton_on_a_gpu_does_as_the_reference(row_format: str) -> None:
+    tables = [
+        EdoEmbeddingBagCollection(
+            [table("t", 50, 16, ["f"], format=row_format)],
+            init_std=0.3,
+            learning_rate=0.05,
+            initial_accumulator=1e-3,
+            device=torch.device("cuda"),
+            kernel=kernel,
+        )
+        for kernel in ("triton", "reference")
+    ]
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 50, (400,), generator=generator)
+    batch = KeyedJaggedTensor(["f"], ids, lengths=torch.full((200,), 2)).to("cuda")
+    gradient = torch.randn(200, 16, generator=generator).cuda()
+    ours, theirs = (collection(batch).values() for collection in tables)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for result in (ours, theirs):
+        result.backward(gradient)
+    rows = [collection.tables.weight("t") for collection in tables]
+    assert_rows_alike(*rows, row_format)
+
+
+def test_tables_in_shards_are_refused() -> None:
+    part = table("items", 64, 8, shard=Shard((0, 1)))
+    with pytest.raises(ValueError, match="kernel triton takes whole tables; items is in shards"):
+        EdoEmbeddingBagCollection([part], kernel="triton")

@@ -88,7 +88,8 @@ GROUP, SPARSE_LARGEST, SPARSE_LOW, SPARSE_STEP = (
 OCTAVE, LOWEST = (tl.constexpr(number) for number in (STEPS_PER_OCTAVE, LOWEST_EXPONENT))
 BETA_A, BETA_B, TINY = (tl.constexpr(number) for number in (BETA_1, BETA_2, EPSILON))
 
-BAG_WARPS = 1
+# A row is short. Products and sums are rounded one by one, as in the reference.
+OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 LOOKUPS_PER_BLOCK = 64
 
 
@@ -223,9 +224,7 @@ def _round_int8(values, noise, live):
     values = _clamp(values, -INT8_LARGEST, INT8_LARGEST)
     low = tl.min(tl.where(live, values, INT8_LARGEST), axis=0)
     high = tl.max(tl.where(live, values, -INT8_LARGEST), axis=0)
-    finest = tl.maximum(
-        (high - low) * INT8_PER_RANGE, tl.maximum(-low, high) * INT8_PER_MAGNITUDE
-    )
+    finest = tl.maximum((high - low) * INT8_PER_RANGE, tl.maximum(-low, high) * INT8_PER_MAGNITUDE)
     scale = _power_of_two_at_least(tl.maximum(finest, INT8_SMALLEST_STEP))
     inverse = _inverse_power_of_two(scale)
     bias = tl.floor(low * inverse) * scale
@@ -412,9 +411,7 @@ def forward_kernel(
             row = tl.load(values + i)
             if (row >= 0) & (row < num_rows):
                 band = _band_of(bands, table, row)
-                numbers = _load_row(
-                    tl.load(band + FORMAT), _row_address(band, row), dim, BLOCK
-                )
+                numbers = _load_row(tl.load(band + FORMAT), _row_address(band, row), dim, BLOCK)
                 if qat >= 0:
                     numbers = _through(qat, numbers, dim, BLOCK)
                 scale = 1.0
@@ -467,6 +464,44 @@ def collect_kernel(
 
 
 @triton.jit
+def _change(
+    state,
+    address,
+    g,
+    dim,
+    number,
+    levels,
+    rate,
+    moment_correction,
+    square_correction,
+    OPTIMIZER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What the optimizer takes off a row; updates its state; twin of ``optimizers.UPDATES``."""
+    d = tl.arange(0, BLOCK)
+    live = d < dim
+    change = rate * g
+    if OPTIMIZER == ADAGRAD:
+        sums = _float(address + 4 * d, live) + g * g
+        _store_float(address + 4 * d, sums, live)
+        change = tl.div_rn(rate * g, tl.sqrt_rn(sums) + TINY)
+    elif OPTIMIZER == ROWWISE_ADAGRAD:
+        square = tl.div_rn(tl.sum(g * g, axis=0), dim.to(tl.float32))
+        total = _load_state(state, address, levels) + square
+        _store_state(state, address, total, number, levels)
+        change = tl.div_rn(rate, tl.sqrt_rn(total) + TINY) * g
+    elif OPTIMIZER == ADAM:
+        square = tl.div_rn(tl.sum(g * g, axis=0), dim.to(tl.float32))
+        moments = BETA_A * _float(address + 4 * d, live) + (1 - BETA_A) * g
+        second = BETA_B * _float(address + 4 * dim, dim > 0) + (1 - BETA_B) * square
+        _store_float(address + 4 * d, moments, live)
+        _store_float(address + 4 * dim, second, dim > 0)
+        scale = tl.sqrt_rn(tl.div_rn(second, square_correction)) + TINY
+        change = tl.div_rn(rate, moment_correction) * tl.div_rn(moments, scale)
+    return change
+
+
+@triton.jit
 def update_kernel(
     bands,
     tables,
@@ -503,30 +538,21 @@ def update_kernel(
         code, address = tl.load(band + FORMAT), _row_address(band, row)
         state_address = address + tl.load(band + ROW_BYTES)
         noise_key = tl.load(noise_keys + n).to(tl.uint32)
-        noise = _noise(noise_key, d.to(tl.uint32))
         w = _load_row(code, address, dim, BLOCK) * (1.0 - rate * decay)
-        if OPTIMIZER == SGD:
-            w -= rate * g
-        elif OPTIMIZER == ADAGRAD:
-            sums = _float(state_address + 4 * d, live) + g * g
-            _store_float(state_address + 4 * d, sums, live)
-            w -= tl.div_rn(rate * g, tl.sqrt_rn(sums) + TINY)
-        else:
-            square = tl.div_rn(tl.sum(g * g, axis=0), dim.to(tl.float32))
-            if OPTIMIZER == ROWWISE_ADAGRAD:
-                state = tl.load(band + STATE)
-                total = _load_state(state, state_address, levels) + square
-                number = _noise(noise_key, dim.to(tl.uint32))
-                _store_state(state, state_address, total, number, levels)
-                w -= tl.div_rn(rate, tl.sqrt_rn(total) + TINY) * g
-            else:
-                last = state_address + 4 * dim
-                moments = BETA_A * _float(state_address + 4 * d, live) + (1 - BETA_A) * g
-                second = BETA_B * _float(last, dim > 0) + (1 - BETA_B) * square
-                _store_float(state_address + 4 * d, moments, live)
-                _store_float(last, second, dim > 0)
-                scale = tl.sqrt_rn(tl.div_rn(second, square_correction)) + TINY
-                w -= tl.div_rn(rate, moment_correction) * tl.div_rn(moments, scale)
+        w -= _change(
+            tl.load(band + STATE),
+            state_address,
+            g,
+            dim,
+            _noise(noise_key, dim.to(tl.uint32)),
+            levels,
+            rate,
+            moment_correction,
+            square_correction,
+            OPTIMIZER,
+            BLOCK,
+        )
+        noise = _noise(noise_key, d.to(tl.uint32))
         _store_row(code, address, w, noise, dim, BLOCK)
 
 
@@ -563,7 +589,7 @@ def forward(bands: np.ndarray, tables: np.ndarray, lookups: Lookups) -> torch.Te
             wrong,
             HAS_WEIGHTS=has_weights,
             BLOCK=_block(tables),
-            num_warps=BAG_WARPS,
+            **OPTIONS,
         )
     if wrong.item():
         raise IndexError(*layout.first_outside(lookups, tables[:, layout.TABLE_ROWS].tolist()))
@@ -609,7 +635,7 @@ def backward(
         OPTIMIZER=OPTIMIZERS.index(optimizer),
         KEEPS_IDLE=keeps_idle_rows(optimizer, step),
         BLOCK=_block(tables),
-        num_warps=BAG_WARPS,
+        **OPTIONS,
     )
 
 
@@ -636,7 +662,7 @@ def _sorted_lookups(lookups: Lookups) -> tuple[torch.Tensor, torch.Tensor, torch
             scales,
             HAS_WEIGHTS=has_weights,
             BLOCK=LOOKUPS_PER_BLOCK,
-            num_warps=BAG_WARPS,
+            **OPTIONS,
         )
     keys, order = keys.sort(stable=True)
     return keys, starts[order], scales[order]
