@@ -558,7 +558,8 @@ def update_kernel(
 
 def _block(tables: np.ndarray) -> int:
     """Numbers that a program holds of a row: a power of two, whole groups of sparse28."""
-    return max(triton.next_power_of_2(int(tables[:, layout.DIM].max())), sparse28.GROUP)
+    power: int = triton.next_power_of_2(int(tables[:, layout.DIM].max()))
+    return max(power, sparse28.GROUP)
 
 
 def _on(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
