@@ -25,7 +25,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from benchmarks.claims.row import interval, trained
-from benchmarks.figures import Figure, machine, versions, write_figures
+from benchmarks.figures import Figure, command, machine, versions, write_figures
 from benchmarks.formats_auc import EPOCHS, FIXED, Storage, best_values, overrides
 from edorec.config import RunConfig, load_config
 from edorec.data.prepare import prepare
@@ -253,11 +253,10 @@ def _differences(
 
 def plot(bench: Bench, contenders: list[Contender], path: Path) -> None:
     """Draws the three lines; bars are 95 % intervals of the difference to FP32 of all ids."""
-    fp32, floor, *others = contenders
+    fp32, _floor, *others = contenders
     base = mean_auc(fp32, bench.task)
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     axes.axhline(base, color="tab:gray", label="FP32, all ids")
-    axes.axhline(mean_auc(floor, bench.task), color="tab:gray", linestyle=":", label="floor")
     for line, style in LINES.items():
         points = [c for c in others if c.line == line]
         pairs = [differences(c, fp32, bench.task) for c in points]
@@ -269,7 +268,10 @@ def plot(bench: Bench, contenders: list[Contender], path: Path) -> None:
             capsize=3,
             label=line,
         )
+    sizes = sorted({c.budget for c in others if c.budget is not None})
     axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("bytes of tables and optimizer state while training, of FP32's for all ids")
     axes.set_ylabel(f"test AUC of {bench.task}")
     axes.set_title(f"{bench.name}, {len(fp32.reports)} seeds")
@@ -279,14 +281,14 @@ def plot(bench: Bench, contenders: list[Contender], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def markdown(bench: Bench, contenders: list[Contender], command: str) -> str:
+def markdown(bench: Bench, contenders: list[Contender]) -> str:
     """A table of all points, and where they were measured."""
     fp32 = contenders[0]
     tasks = list(fp32.config.tasks)
     lines = [
         f"# AUC over memory: {bench.name}",
         "",
-        f"`{command}`, {date.today():%Y-%m-%d}, {len(fp32.reports)} seeds.",
+        f"`{command()}`, {date.today():%Y-%m-%d}, {len(fp32.reports)} seeds.",
         f"{machine()['processor']}, {machine()['num_cpus']} CPUs; "
         + ", ".join(f"{name} {version}" for name, version in versions().items()),
         "",
@@ -339,9 +341,8 @@ def main() -> None:
     train_all(bench, contenders, least=least, most=most)
     if args.out:
         name = f"auc_vs_memory_{bench.name}"
-        command = f"python -m benchmarks.auc_vs_memory --config {bench.name}"
         plot(bench, contenders, args.out / f"{name}.png")
-        write_file(args.out / f"{name}.md", markdown(bench, contenders, command))
+        write_file(args.out / f"{name}.md", markdown(bench, contenders))
     write_figures(figures_of(bench, contenders), json_path=args.json)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -66,7 +67,7 @@ def write_figures(figures: list[Figure], *, json_path: Path | None) -> None:
         ],
         "machine": machine(),
         "versions": versions(),
-        "command": " ".join(["python -m", f"benchmarks.{_module()}", *sys.argv[1:]]),
+        "command": command(),
     }
     json_path.parent.mkdir(parents=True, exist_ok=True)
     temporary = json_path.with_name(f"{json_path.name}.tmp")
@@ -92,6 +93,17 @@ def machine() -> dict[str, str | int]:
         "num_cpus": num_cpus(),
         "system": platform.platform(),
     }
+
+
+def has_amx() -> bool:
+    """Whether the processor multiplies bf16 matrices in tiles (AMX)."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()
+
+
+def command() -> str:
+    """How this benchmark was started."""
+    return shlex.join(["python", "-m", f"benchmarks.{_module()}", *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:

@@ -32,7 +32,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from benchmarks.figures import Figure, write_figures
+from benchmarks.figures import Figure, has_amx, write_figures
 from edorec.devices import dense_arithmetic
 from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
 from edorec.models.config import DeepFMConfig, ModelConfig, SharedBottomConfig
@@ -209,9 +209,8 @@ def figures_of(speeds: dict[str, list[float]]) -> list[Figure]:
         return statistics.median(fast / slow for fast, slow in pairs)
 
     figures = [Figure(name, statistics.median(v), "rows/s") for name, v in speeds.items()]
-    has_amx = "amx_bf16" in Path("/proc/cpuinfo").read_text()
     for precision in ("fp32", "bf16"):
-        bounds = (2.0, 1.4) if precision == "fp32" or has_amx else (None, None)
+        bounds = (2.0, 1.4) if precision == "fp32" or has_amx() else (None, None)
         for ours in ("edorec int8", "edorec fp32", "dense alone"):
             for baseline, bound in zip(("rowwise_adagrad", "sgd"), bounds, strict=True):
                 least = bound if ours == "edorec int8" else None
