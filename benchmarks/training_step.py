@@ -7,18 +7,11 @@ FusedEmbeddingBagCollection has FP32 rows: with row-wise Adagrad, and with SGD, 
 bf16 dense arithmetic (autocast) is a separate pair of rows. "dense alone" trains the dense model on
 embeddings that are there already: the ratio to it is what tables that take no time would reach.
 
-    python -m benchmarks.training_step [--quick] [--deepctr] [--json FILE]
-
-``--deepctr`` also trains DeepCTR-Torch's DeepFM on the same batches, in an environment that it
-makes in ``.cache`` (0.6 GB of downloads).
+    python -m benchmarks.training_step [--quick] [--json FILE]
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +36,6 @@ NAMES = [f"f{index}" for index in range(NUM_SPARSE)]
 SIZES = np.geomspace(1_000, 1_000_000, NUM_SPARSE).astype(int)
 HIDDEN = [256, 128, 64]
 CPU = torch.device("cpu")
-DEEPCTR_PACKAGES = ["deepctr-torch==0.2.9", "tensorflow-cpu", "torch==2.13.0"]
 
 
 def torchrec_tables(optimizer: type[torch.optim.Optimizer], **settings: float) -> nn.Module:
@@ -172,35 +164,6 @@ def make_contenders() -> dict[str, Contender]:
     }
 
 
-def deepctr_speeds(batches: list[Batch], *, rounds: int, threads: int) -> list[float]:
-    """Rows per second of DeepCTR-Torch by round, in an environment that is made if it is not there.
-
-    Raises:
-        subprocess.CalledProcessError: if it cannot be installed, or fails.
-    """
-    python = Path(".cache/deepctr/bin/python")
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", ".cache/deepctr"], check=True)
-    install = [python, "-m", "pip", "install", "--quiet", *DEEPCTR_PACKAGES]
-    subprocess.run(install, check=True)
-    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-        rows = [batch.sparse.values().reshape(NUM_SPARSE, BATCH).numpy() for batch in batches]
-        np.savez(
-            file.name,
-            rows=np.concatenate(rows, axis=1),
-            sizes=SIZES,
-            dense=np.concatenate([batch.dense_BN.numpy() for batch in batches]),
-            labels=np.concatenate([batch.labels_B.numpy() for batch in batches]),
-        )
-        numbers = [str(number) for number in (BATCH, DIM, rounds, threads, *HIDDEN)]
-        script = str(Path(__file__).with_name("deepctr_step.py"))
-        done = subprocess.run(
-            [python, script, file.name, *numbers], check=True, stdout=subprocess.PIPE, text=True
-        )
-    speeds: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return speeds
-
-
 def figures_of(speeds: dict[str, list[float]]) -> list[Figure]:
     """Rows per second, and ratios of paired rounds."""
 
@@ -224,7 +187,6 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--deepctr", action="store_true", help="compare with DeepCTR-Torch too")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -239,11 +201,6 @@ def main() -> None:
             if number:  # the first round warms up and compiles
                 speeds[name].append(speed)
     figures = figures_of(speeds)
-    if args.deepctr:
-        theirs = statistics.median(deepctr_speeds(batches, rounds=3, threads=args.threads))
-        ours = statistics.median(speeds["edorec int8, dense fp32"])
-        figures.append(Figure("DeepCTR-Torch", theirs, "rows/s"))
-        figures.append(Figure("edorec int8, dense fp32 over DeepCTR-Torch", ours / theirs, "x", 10))
     write_figures(figures, json_path=args.json)
 
 
