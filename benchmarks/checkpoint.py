@@ -31,7 +31,8 @@ from benchmarks.figures import Figure, write_figures
 from edorec.checkpoints.config import CheckpointConfig
 from edorec.checkpoints.folder import ROWS, newest_checkpoint
 from edorec.checkpoints.saver import Checkpoints
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.memory_use import peak_rss_bytes
 
 NUM_TABLES, DIM, BATCH, ROW_BYTES = 26, 16, 4096, 24

@@ -19,8 +19,10 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.figures import Figure, write_figures
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.bands import Band
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 
 NUM_TABLES, NUM_ROWS, DIM, BATCH = 26, 200_000, 16, 4096
 NUM_BATCHES = 20
@@ -29,7 +31,9 @@ NAMES = [f"f{index}" for index in range(NUM_TABLES)]
 Tables = EdoEmbeddingBagCollection | FusedEmbeddingBagCollection
 
 
-def fbgemm(optimizer: str, data_type: DataType = DataType.FP32) -> FusedEmbeddingBagCollection:
+def fbgemm(
+    optimizer: str, data_type: DataType = DataType.FP32, device: str = "cpu"
+) -> FusedEmbeddingBagCollection:
     """FBGEMM's fused tables."""
     return FusedEmbeddingBagCollection(
         [
@@ -49,11 +53,13 @@ def fbgemm(optimizer: str, data_type: DataType = DataType.FP32) -> FusedEmbeddin
         initial_accumulator=1e-5,
         init_std=0.01,
         seed=0,
-        device=torch.device("cpu"),
+        device=torch.device(device),
     )
 
 
-def edorec(row_format: str, optimizer: str = "rowwise_adagrad") -> EdoEmbeddingBagCollection:
+def edorec(
+    bands: list[Band], optimizer: str = "rowwise_adagrad", device: str = "cpu"
+) -> EdoEmbeddingBagCollection:
     """Our tables."""
     return EdoEmbeddingBagCollection(
         [
@@ -62,14 +68,20 @@ def edorec(row_format: str, optimizer: str = "rowwise_adagrad") -> EdoEmbeddingB
                 num_embeddings=NUM_ROWS,
                 embedding_dim=DIM,
                 feature_names=[name],
-                format=row_format,
+                bands=bands,
             )
             for name in NAMES
         ],
         optimizer=optimizer,
         learning_rate=0.01,
         initial_accumulator=1e-5,
+        device=torch.device(device),
     )
+
+
+def one_format(name: str) -> list[Band]:
+    """All rows of a table in a format."""
+    return [Band(NUM_ROWS, name)]
 
 
 def make_batches() -> list[KeyedJaggedTensor]:
@@ -126,12 +138,12 @@ def measure(num_rounds: int) -> dict[str, list[float]]:
         "fbgemm fp32 rowwise_adagrad": lambda: fbgemm("rowwise_adagrad"),
         "fbgemm fp32 sgd": lambda: fbgemm("sgd"),
         "fbgemm fp16 rowwise_adagrad": lambda: fbgemm("rowwise_adagrad", DataType.FP16),
-        "edorec fp32": lambda: edorec("fp32"),
-        "edorec fp16": lambda: edorec("fp16"),
-        "edorec int8": lambda: edorec("int8"),
-        "edorec int8 sgd": lambda: edorec("int8", "sgd"),
-        "edorec int4": lambda: edorec("int4"),
-        "edorec int2": lambda: edorec("int2"),
+        "edorec fp32": lambda: edorec(one_format("fp32")),
+        "edorec fp16": lambda: edorec(one_format("fp16")),
+        "edorec int8": lambda: edorec(one_format("int8")),
+        "edorec int8 sgd": lambda: edorec(one_format("int8"), "sgd"),
+        "edorec int4": lambda: edorec(one_format("int4")),
+        "edorec int2": lambda: edorec(one_format("int2")),
     }
     batches = make_batches()
     gradient = torch.randn(BATCH, NUM_TABLES * DIM, generator=torch.Generator().manual_seed(1))
@@ -161,7 +173,7 @@ def main() -> None:
         return statistics.median(slow / fast for slow, fast in pairs)
 
     adagrad, sgd = "fbgemm fp32 rowwise_adagrad", "fbgemm fp32 sgd"
-    moved = megabytes_moved(edorec("int8"), make_batches())
+    moved = megabytes_moved(edorec(one_format("int8")), make_batches())
     bandwidth = gigabytes_per_second()
     share = moved / statistics.median(times["edorec int8"]) / bandwidth
     write_figures(

@@ -11,70 +11,34 @@ import statistics
 from pathlib import Path
 
 import torch
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import DataType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.embedding_step import (
     BATCH,
     DIM,
-    NAMES,
     NUM_ROWS,
     NUM_TABLES,
     Tables,
+    edorec,
+    fbgemm,
     make_batches,
     megabytes_moved,
+    one_format,
 )
 from benchmarks.figures import Figure, write_figures
 from edorec.embedding.bands import Band
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
-from edorec.embedding.fused import FusedEmbeddingBagCollection
 
 CUDA = torch.device("cuda")
 NUM_HOT = NUM_ROWS // 50
 BANDS = {
-    "fp32": [Band(NUM_ROWS, "fp32")],
-    "int8": [Band(NUM_ROWS, "int8")],
+    "fp32": one_format("fp32"),
+    "int8": one_format("int8"),
     "int8 hot, int2 cold": [
         Band(NUM_HOT, "int8", "log8"),
         Band(NUM_ROWS - NUM_HOT, "int2", "log8"),
     ],
 }
-
-
-def fbgemm(data_type: DataType) -> FusedEmbeddingBagCollection:
-    """FBGEMM's fused tables on the device."""
-    tables = [
-        EmbeddingBagConfig(
-            name=name,
-            num_embeddings=NUM_ROWS,
-            embedding_dim=DIM,
-            feature_names=[name],
-            data_type=data_type,
-        )
-        for name in NAMES
-    ]
-    return FusedEmbeddingBagCollection(
-        tables,
-        pooling={},
-        num_zero_rows={},
-        optimizer="rowwise_adagrad",
-        learning_rate=0.01,
-        initial_accumulator=1e-5,
-        init_std=0.01,
-        seed=0,
-        device=CUDA,
-    )
-
-
-def edorec(bands: list[Band]) -> EdoEmbeddingBagCollection:
-    """Our tables on the device."""
-    tables = [
-        EdoTableConfig(name=name, num_embeddings=NUM_ROWS, embedding_dim=DIM, bands=bands)
-        for name in NAMES
-    ]
-    return EdoEmbeddingBagCollection(
-        tables, learning_rate=0.01, initial_accumulator=1e-5, device=CUDA, kernel="triton"
-    )
 
 
 def milliseconds(tables: Tables, batches: list[KeyedJaggedTensor], gradient: torch.Tensor) -> float:
@@ -108,9 +72,9 @@ def measure(num_rounds: int) -> dict[str, list[float]]:
     batches = [batch.to(CUDA) for batch in make_batches()]
     gradient = torch.randn(BATCH, NUM_TABLES * DIM, device=CUDA) * 1e-3
     tables: dict[str, Tables] = {
-        "fbgemm fp32": fbgemm(DataType.FP32),
-        "fbgemm fp16": fbgemm(DataType.FP16),
-        **{f"edorec {name}": edorec(bands) for name, bands in BANDS.items()},
+        "fbgemm fp32": fbgemm("rowwise_adagrad", device="cuda"),
+        "fbgemm fp16": fbgemm("rowwise_adagrad", DataType.FP16, device="cuda"),
+        **{f"edorec {name}": edorec(bands, device="cuda") for name, bands in BANDS.items()},
     }
     times: dict[str, list[float]] = {name: [] for name in tables}
     for number in range(num_rounds + 1):

@@ -23,8 +23,9 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.figures import Figure, write_figures
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.paging import DiskSettings
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.models.config import DeepFMConfig, ModelConfig, SharedBottomConfig
 from edorec.models.model import build_model
 

@@ -15,21 +15,22 @@ import json
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import elastic_launch
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.checkpoint import zipf_rows
 from benchmarks.figures import Figure, write_figures
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharded_tables import ShardedTables, place_tables
+from edorec.launch import launch_config
 from edorec.processes import Processes, joined
 
 NUM_TABLES, DIM, BATCH, HIDDEN = 26, 16, 4096, 256
@@ -134,17 +135,8 @@ def measure_in(num_processes: int, sharding: str, rows: int, steps: int) -> dict
     """``measure`` in new processes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num_processes,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=0,
-        )
         worker = ["-m", "benchmarks.scaling", "--worker", sharding, str(rows), str(steps)]
-        elastic_launch(config, sys.executable)(*worker, str(path))
+        elastic_launch(launch_config(num_processes), sys.executable)(*worker, str(path))
         found: dict[str, Any] = json.loads(path.read_text())
     return found
 

@@ -33,7 +33,8 @@ import json, sys
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from edorec.embedding.bands import Band
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.memory_use import peak_rss_bytes, rss_bytes
 
 def build(rows, row_format, state):

@@ -27,7 +27,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from benchmarks.figures import Figure, has_amx, write_figures
 from edorec.devices import dense_arithmetic
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.models.config import DeepFMConfig, ModelConfig, SharedBottomConfig
 from edorec.models.model import build_model
 

@@ -21,7 +21,20 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     paths = [str(PACKAGE_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    config = LaunchConfig(
+    try:
+        elastic_launch(launch_config(num_processes), sys.executable)("-m", "edorec.cli", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            print(f"process {rank} of {num_processes} was ended by {name}", file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 1
+    return 0
+
+
+def launch_config(num_processes: int) -> LaunchConfig:
+    """Processes on this machine, with a rendezvous at a free port and no second try."""
+    return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=num_processes,
@@ -31,12 +44,3 @@ def launch(num_processes: int, arguments: list[str]) -> int:
         max_restarts=0,
         monitor_interval=0.2,
     )
-    try:
-        elastic_launch(config, sys.executable)("-m", "edorec.cli", *arguments)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
-            print(f"process {rank} of {num_processes} was ended by {name}", file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else 1
-    return 0

@@ -90,7 +90,8 @@ def test_a_format_that_is_no_smaller_is_refused() -> None:
 
 SCRIPT = """\
 from edorec.embedding.bands import Band
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.memory_use import peak_rss_bytes, rss_bytes
 
 def build(rows):

@@ -8,7 +8,7 @@ import torch
 
 from edorec.checkpoints.folder import PAGES, ROWS, Saved, part_file
 from edorec.embedding.build import EmbeddingTables
-from edorec.embedding.kernels.pages import PAGE_BYTES
+from edorec.embedding.kernels.changed_pages import PAGE_BYTES
 from edorec.embedding.shards import Shard
 from edorec.embedding.snapshot import BandPages, band_pages
 

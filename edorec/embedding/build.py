@@ -13,11 +13,12 @@ from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
 from edorec.embedding.bands import Band, Formats, num_bytes, plan_bands, with_formats
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.kernels.layout import BeforeUpdate
 from edorec.embedding.paging import DiskSettings
 from edorec.embedding.placement import PLACEMENTS, disk_settings, placements_of
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharded_tables import ShardedTables, place_tables
 from edorec.embedding.shards import Shard
 from edorec.embedding.tables import EmbeddingConfig, MemoryConfig, Placement

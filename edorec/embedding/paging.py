@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edorec.embedding.bands import BandMemory
-from edorec.embedding.kernels import paging as kernels
+from edorec.embedding.kernels import disk_pages as kernels
 from edorec.embedding.kernels.layout import ADDRESS, Lookups, table_slots
 from edorec.memory_use import mapped_file_bytes, resident_bytes_at
 
@@ -278,7 +278,7 @@ class Pager:
 
 
 def _paging(memories: Sequence[BandMemory], page_rows: int) -> I64:
-    """The bands as ``kernels.paging`` knows them."""
+    """The bands as ``kernels.disk_pages`` knows them."""
     rows, first = [], 0
     for memory in memories:
         if memory.file_number is None:

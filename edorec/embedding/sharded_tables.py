@@ -10,8 +10,9 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharding import Placement, shard_tables
 from edorec.embedding.shards import NUM_BUCKETS, WHOLE, Shard, deal_buckets
 from edorec.processes import Processes

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from edorec.embedding.build import EmbeddingTables
+from edorec.embedding.kernels.changed_pages import PAGE_BYTES, claim, copy_pages, touch
 from edorec.embedding.kernels.layout import Lookups, table_slots
-from edorec.embedding.kernels.pages import PAGE_BYTES, claim, copy_pages, touch
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]

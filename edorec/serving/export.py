@@ -24,8 +24,9 @@ from edorec.data.source import SourceFile
 from edorec.data.vocabulary import Vocabulary, read_hashes, safe_file_name
 from edorec.devices import set_num_threads
 from edorec.embedding.bands import BandMemory
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.placement import moved_to_cpu
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.errors import InputError
 from edorec.evaluate import evaluate
 from edorec.recommender import Recommender, build_recommender

@@ -7,7 +7,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from edorec.embedding.bands import Band
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 
 Bags = Sequence[Sequence[int]]
 

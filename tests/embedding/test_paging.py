@@ -197,7 +197,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from edorec.checkpoint import load_model, save_model
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.paging import DiskSettings
 
 folder, limit, keep = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "keep"

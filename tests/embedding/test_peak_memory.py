@@ -19,7 +19,8 @@ import torch
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.memory_use import peak_rss_bytes, rss_bytes
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edorec.embedding.bands import Band
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharded_tables import place_tables
 from edorec.embedding.shards import NUM_BUCKETS, WHOLE, Shard, deal_buckets
 from tests.embedding.batches import jagged

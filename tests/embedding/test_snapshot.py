@@ -12,9 +12,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from edorec.embedding import snapshot
 from edorec.embedding.bands import Band
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
-from edorec.embedding.kernels.pages import PAGE_BYTES
+from edorec.embedding.kernels.changed_pages import PAGE_BYTES
+from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.snapshot import TableSnapshots
 
 ROWS = 5000

@@ -10,9 +10,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from edorec.checkpoint import load_model, save_model
 from edorec.embedding.build import EmbeddingTables
-from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoTableConfig
+from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.paging import DiskSettings
+from edorec.embedding.row_tables import EdoTableConfig
 
 ROWS, DIM, BATCH = 10_000, 8, 200
 SETTINGS: dict[str, Any] = {

@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from edorec.embedding.kernels.layout import FIRST_ROW, ROW_STRIDE
 from edorec.embedding.kernels.noise import GOLDEN_32, GOLDEN_64, MIX_32, MIX_64
 
 # Reductions may be reordered, so that they vectorize. Values are finite: a loss that is not stops
@@ -147,3 +148,17 @@ def power_of_two_at_least(value: Any) -> Any:
 def inverse_power_of_two(value: Any) -> Any:
     """1 / value, exactly, of a power of two."""
     return float_from_bits(np.uint32(np.uint32(0x7F000000) - float_bits(value)))
+
+
+@njit(forceinline=True)
+def place_in_band(bands: Any, first: int, end: int, row: int) -> Any:
+    """Which of a table's bands ``first`` to ``end`` (excluded) a row is in, and its bytes there.
+
+    Returns:
+        Number of the band, and the row's first and last byte in it.
+    """
+    band = first
+    while band + 1 < end and row >= bands[band + 1, FIRST_ROW]:
+        band += 1
+    byte = (row - bands[band, FIRST_ROW]) * bands[band, ROW_STRIDE]
+    return band, byte, byte + bands[band, ROW_STRIDE] - 1

@@ -9,8 +9,6 @@ Rows lie at any byte, since a row with its state may have an odd size, so number
 from bytes. Addresses are 64-bit. With ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 import triton
@@ -605,7 +603,7 @@ def backward(
     *,
     optimizer: str,
     step: Step,
-    table_keys: Sequence[int],
+    table_keys: np.ndarray,
 ) -> None:
     """As ``kernels.cpu.backward``."""
     device = gradients.device
@@ -616,7 +614,7 @@ def backward(
     ends = torch.tensor([0, len(keys)], device=device)
     firsts = torch.cat([ends[:1], borders, ends[1:]])
     row_of = keys[firsts[:-1]]
-    seeds = torch.from_numpy(np.array(table_keys, np.uint64).view(np.int64)).to(device)
+    seeds = torch.from_numpy(table_keys).to(device)
     # Keys of rows are sums of table key and row, mixed; int64 sums wrap as they must.
     noise_keys = row_keys(0, (row_of & 0xFFFFFFFF) + seeds[row_of >> 32]) & 0xFFFFFFFF
     rate, decay, moment_correction, square_correction = step.numbers().tolist()

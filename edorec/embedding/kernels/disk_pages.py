@@ -16,12 +16,11 @@ from edorec.embedding.kernels.layout import (
     END_BAND,
     FIRST_BAND,
     FIRST_OFFSET,
-    FIRST_ROW,
     NUM_BAGS,
-    ROW_STRIDE,
     TABLE,
     TABLE_ROWS,
 )
+from edorec.embedding.kernels.primitives import place_in_band
 
 # One entry a band; ``FIRST_PAGE`` is -1 for a band that is not on disk.
 FIRST_PAGE, END_PAGE, PAGE_BYTES, BAND_BYTES, FILE = range(5)
@@ -91,13 +90,9 @@ def use_pages(
             row = values[i]
             if row < 0 or row >= tables[table, TABLE_ROWS]:
                 continue
-            band = first
-            while band + 1 < end and row >= bands[band + 1, FIRST_ROW]:
-                band += 1
-            byte = (row - bands[band, FIRST_ROW]) * bands[band, ROW_STRIDE]
-            page = paging[band, FIRST_PAGE] + byte // paging[band, PAGE_BYTES]
-            last = byte + bands[band, ROW_STRIDE] - 1
-            last = paging[band, FIRST_PAGE] + last // paging[band, PAGE_BYTES]
+            band, low_byte, high_byte = place_in_band(bands, first, end, row)
+            page = paging[band, FIRST_PAGE] + low_byte // paging[band, PAGE_BYTES]
+            last = paging[band, FIRST_PAGE] + high_byte // paging[band, PAGE_BYTES]
             while page <= last:
                 if last_used[page] != now:
                     last_used[page] = now

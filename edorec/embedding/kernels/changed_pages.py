@@ -12,12 +12,10 @@ from edorec.embedding.kernels.layout import (
     END_BAND,
     FIRST_BAND,
     FIRST_OFFSET,
-    FIRST_ROW,
     NUM_BAGS,
-    ROW_STRIDE,
     TABLE,
 )
-from edorec.embedding.kernels.primitives import ints_at
+from edorec.embedding.kernels.primitives import ints_at, place_in_band
 
 # Small, because a step changes rows all over the tables and each takes its page along. Divides the
 # pages of the operating system, so the last page of a band may be read whole.
@@ -59,13 +57,9 @@ def touch(
         low = offsets[features[f, FIRST_OFFSET]]
         high = offsets[features[f, FIRST_OFFSET] + features[f, NUM_BAGS]]
         for i in range(low, high):
-            band = first
-            while band + 1 < end and values[i] >= bands[band + 1, FIRST_ROW]:
-                band += 1
-            stride = bands[band, ROW_STRIDE]
-            byte = (values[i] - bands[band, FIRST_ROW]) * stride
-            page = first_pages[band] + byte // PAGE_BYTES
-            last = first_pages[band] + (byte + stride - 1) // PAGE_BYTES
+            band, low_byte, high_byte = place_in_band(bands, first, end, values[i])
+            page = first_pages[band] + low_byte // PAGE_BYTES
+            last = first_pages[band] + high_byte // PAGE_BYTES
             while page <= last:
                 changed[page] = 1
                 if pending[page]:
