@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from edorec.embedding.collection import EdoEmbeddingBagCollection
+from edorec.embedding.collection import EdoEmbeddingBagCollection, EdoEmbeddingCollection
 from edorec.embedding.shards import Shard
-from tests.embedding.batches import table
+from tests.embedding.batches import jagged, table
 from tests.embedding.test_kernels import (
     COVERING,
     Shape,
     assert_rows_alike,
     check_like_the_reference,
+    name_of,
 )
 
 if find_spec("triton") is None:
@@ -39,28 +41,36 @@ small_shapes = st.builds(
 )
 
 
-@pytest.mark.parametrize(
-    ("row_format", "optimizer", "state", "qat"), COVERING, ids=lambda value: str(value)
-)
+@pytest.mark.parametrize("storage", COVERING, ids=name_of)
 @given(shape=small_shapes, weight_decay=st.sampled_from([0.0, 0.5]))
 @settings(max_examples=3, deadline=None)
 def test_triton_does_as_the_reference(
-    shape: Shape,
-    weight_decay: float,
-    row_format: str,
-    optimizer: str,
-    state: str,
-    qat: str | None,
+    shape: Shape, weight_decay: float, storage: dict[str, Any]
 ) -> None:
-    check_like_the_reference(
-        "triton",
-        shape,
-        row_format=row_format,
-        optimizer=optimizer,
-        state=state,
-        qat=qat,
-        weight_decay=weight_decay,
-    )
+    check_like_the_reference("triton", shape, weight_decay=weight_decay, **storage)
+
+
+def test_unpooled_lists_keep_a_row_for_each_value() -> None:
+    batch = jagged({"f": [[3, 1], [], [1]], "g": [[0], [2, 2], []]})
+    rows = []
+    for kernel in ("triton", "reference"):
+        collection = EdoEmbeddingCollection(
+            [table("t", 4, 5, ["f", "g"], format="int8")],
+            init_std=0.3,
+            learning_rate=0.5,
+            kernel=kernel,
+        )
+        result = collection(batch)
+        sum((1 + result[name].values()).square().sum() for name in ("f", "g")).backward()
+        rows.append(collection.tables.weight("t"))
+    assert_rows_alike(*rows, "int8")
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_a_value_that_is_no_row_is_named(row: int) -> None:
+    collection = EdoEmbeddingBagCollection([table("t", 4, 5, ["f"])], kernel="triton")
+    with pytest.raises(IndexError, match=f"feature f: {row} is not a row of table t, which has 4"):
+        collection(jagged({"f": [[0], [row]]}))
 
 
 def test_kernels_compile_for_gpus_that_are_not_there(tmp_path: Path) -> None:
