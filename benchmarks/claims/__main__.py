@@ -9,12 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.claims import monitor, paging, tied_layers
+from benchmarks.claims import monitor, paging, shared_vocabularies, tied_layers
 from benchmarks.claims.row import Options, Row, Side
 from benchmarks.figures import write_figures
 
 ROWS = {
     "S3": tied_layers.row,
+    "S4": shared_vocabularies.ecommerce,
+    "S4-kuairand": shared_vocabularies.kuairand,
     "S5": paging.chunks,
     "S6": paging.larger_than_memory,
     "S9": paging.page_rows,
