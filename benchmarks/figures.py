@@ -57,7 +57,7 @@ def write_figures(figures: list[Figure], *, json_path: Path | None) -> None:
         upper = "" if figure.at_most is None else f"<= {figure.at_most:g}"
         verdict = "" if figure.ok is None else ("yes" if figure.ok else "NO")
         table.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, lower + upper, verdict)
-    Console().print(table)
+    Console(emoji=False).print(table)
     if json_path is None:
         return
     content = {

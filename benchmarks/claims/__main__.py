@@ -46,7 +46,7 @@ def print_rows(rows: list[Row]) -> None:
     for row in rows:
         table.add_row(row.name, "baseline", *_cells(row.baseline))
         table.add_row("", "edorec", *_cells(row.edorec), end_section=True)
-    Console().print(table)
+    Console(emoji=False).print(table)
 
 
 def _cells(side: Side) -> tuple[str, str, str]:
