@@ -4,7 +4,8 @@ The same model twice: the folder that ``edorec export --format int8`` writes, an
 ``quantize_embeddings`` of the same tables and dense part, traced by torchrec.fx and scripted and
 frozen by TorchScript. Both start from row numbers here, as torchrec's module knows no raw ids; the
 score of every row is compared first. Look-ups and pooling are timed alone, too: the dense part is
-the same arithmetic on both sides. What reading raw ids from a pyarrow Table and looking them up
+the same arithmetic on both sides, and "dense part alone" is what look-ups that take no time would
+give. What reading raw ids from a pyarrow Table and looking them up
 costs edorec besides is its own figure. Rounds alternate; ratios are medians over rounds.
 
     python -m benchmarks.serving [--run RUN] [--quick] [--json FILE]
@@ -45,6 +46,7 @@ MAX_GAP = 0.01  # of a probability; torchrec rounds the rows once more
 RATIOS: list[tuple[str, str, float | None]] = [
     ("edorec", "torchrec", 3),
     ("edorec tables", "torchrec tables", None),
+    ("dense part alone", "torchrec", None),
     ("edorec from raw ids", "torchrec", None),
 ]
 Call = Callable[[], object]
@@ -157,11 +159,18 @@ def contenders(
     gap = (torch.sigmoid(from_rows()) - torch.sigmoid(torchrec_from_rows())).abs().max().item()
     if gap > MAX_GAP:
         raise RuntimeError(f"scores differ by {gap:.4f}: not the same model")
+    embedded_BE = model.lookups.embed_rows(ids, len(dense_BN))
+
+    @torch.inference_mode()
+    def dense_alone() -> torch.Tensor:
+        return model.logits_of_embedded(embedded_BE, dense_BN)
+
     return {
         "edorec": from_rows,
         "torchrec": torchrec_from_rows,
         "edorec tables": lambda: model.lookups.embed_rows(ids, len(rows)),
         "torchrec tables": lambda: theirs.tables.forward(*arguments[:2]),
+        "dense part alone": dense_alone,
         "edorec from raw ids": lambda: model.predict(rows),
     }
 
