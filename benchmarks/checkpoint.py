@@ -4,8 +4,9 @@ The log is Criteo-shaped: 26 tables, Zipf ids, batches of 4096, an MLP behind th
 time is that of steps, and a checkpoint costs
 
 - in every step, the marks on the pages that it changes: pairs of blocks of steps with and without;
-- while it is written, what steps take longer than before it began. A whole checkpoint is measured,
-  and the next one after a minute of training, which is an increment if few pages have changed.
+- while it is written, what steps take longer than before it began and after it ended. Whole
+  checkpoints are measured, and one after a minute of training, which is an increment if few pages
+  have changed.
 
 Its share of training time at an interval is the first ratio, and the second time over the interval;
 at five minutes every checkpoint counts as whole. Peak memory is that of processes of their own,
@@ -29,7 +30,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.figures import Figure, write_figures
 from edorec.checkpoints.config import CheckpointConfig
-from edorec.checkpoints.folder import ROWS, newest_checkpoint
+from edorec.checkpoints.folder import ROWS, step_folder, steps_of
 from edorec.checkpoints.saver import Checkpoints
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.row_tables import EdoTableConfig
@@ -39,8 +40,8 @@ NUM_TABLES, DIM, BATCH, ROW_BYTES = 26, 16, 4096, 24
 TOTAL_BYTES, QUICK_BYTES = 2_000_000_000, 200_000_000
 ZIPF = 1.05
 NUM_BATCHES = 256
-BLOCK_STEPS, NUM_PAIRS = 15, 8
-NUM_CHECKPOINTS = 3
+BLOCK_STEPS, NUM_PAIRS = 15, 16
+NUM_CHECKPOINTS, USUAL_BLOCKS = 5, 3
 
 
 class Training:
@@ -123,16 +124,21 @@ def cost_of_marks(training: Training, folder: Path) -> float:
     return median(ratios)
 
 
+def usual_steps(training: Training) -> list[float]:
+    """Seconds of steps while nothing is written."""
+    return [seconds for _ in range(USUAL_BLOCKS) for seconds in training.block()]
+
+
 def cost_of_saving(training: Training, checkpoints: Checkpoints) -> tuple[float, float]:
     """Seconds that steps take longer while a checkpoint is written, and seconds of writing."""
-    before = training.block()
+    before = usual_steps(training)
     started = time.perf_counter()
     checkpoints.step_done(training.num_steps)
     spent = [time.perf_counter() - started]
     while checkpoints.is_busy():
         spent.append(training.step())
     written = time.perf_counter() - started
-    usual = mean(before + training.block())
+    usual = mean(before + usual_steps(training))
     return sum(spent) - usual * (len(spent) - 1), written
 
 
@@ -166,19 +172,16 @@ def time_figures(total_bytes: int, folder: Path, minute: float) -> list[Figure]:
     training.block()
     marks = cost_of_marks(training, folder)
     whole: list[tuple[float, float]] = []
-    later: list[tuple[float, float]] = []
-    sizes = []
     for _ in range(NUM_CHECKPOINTS):
         with training.checkpoints(folder) as checkpoints:
             whole.append(cost_of_saving(training, checkpoints))
-            started = time.perf_counter()
-            while time.perf_counter() - started < minute:
-                training.step()
-            later.append(cost_of_saving(training, checkpoints))
-        newest = newest_checkpoint(folder, print)
-        assert newest is not None
-        sizes.append((newest.folder / ROWS).stat().st_size / total_bytes)
-    extra, extra_later = median(cost for cost, _ in whole), median(cost for cost, _ in later)
+            if len(whole) == NUM_CHECKPOINTS:
+                started = time.perf_counter()
+                while time.perf_counter() - started < minute:
+                    training.step()
+                extra_later, _ = cost_of_saving(training, checkpoints)
+    size = (step_folder(folder, steps_of(folder)[-1]) / ROWS).stat().st_size
+    extra = median(cost for cost, _ in whole)
     every_step = max(marks - 1, 0.0)  # below 1 is the spread of the times
     shares = {5: every_step + extra / 300, 1: every_step + extra_later / 60}
     return [
@@ -186,7 +189,7 @@ def time_figures(total_bytes: int, folder: Path, minute: float) -> list[Figure]:
         Figure("whole checkpoint: written in", median(s for _, s in whole), "s"),
         Figure("whole checkpoint: training time that it costs", extra, "s"),
         Figure("share of training time, one every 5 minutes", shares[5], "ratio", at_most=0.03),
-        Figure("after a minute: size over that of the tables", median(sizes), "ratio"),
+        Figure("after a minute: size over that of the tables", size / total_bytes, "ratio"),
         Figure("after a minute: training time that it costs", extra_later, "s"),
         Figure("share of training time, one a minute", shares[1], "ratio"),
     ]

@@ -18,7 +18,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.config import RunConfig
-from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.kernels.layout import UpdateWatch
 from edorec.recommender import Recommender
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -141,7 +141,7 @@ class TorchrecTables(nn.Module):
             for name, state in self.tables_state().items()
         }
 
-    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
+    def watch_updates(self, watch: UpdateWatch | None) -> bool:
         """No update can be watched."""
         return False
 

@@ -5,9 +5,9 @@ in it is on disk::
 
     manifest.json   step, what the run must agree with, progress, bands; bytes and CRC-32 of files
     rows.bin        pages of the tables' memory (rows and optimizer state), in any order
-    pages.npy       int64 number of each of those pages; see ``edorec.embedding.snapshot``
+    pages.bin       int64 number of each of those pages; see ``edorec.embedding.snapshot``
     rows-1.bin      those of the process of rank 1, and so on
-    pages-1.npy
+    pages-1.bin
     state.pt        dense weights, dense optimizer, random-number state (torch, tensors only)
     best.pt         the best model so far: a hard link to that of the run
 
@@ -26,22 +26,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from edorec.embedding.snapshot import I64, U8, BandPages
 
-VERSION = 2
+VERSION = 3
 MANIFEST, ROWS, PAGES, STATE, BEST = (
     "manifest.json",
     "rows.bin",
-    "pages.npy",
+    "pages.bin",
     "state.pt",
     "best.pt",
 )
 NAME = re.compile(r"step-(\d{9,})")
 LEAST_WHOLE = 2  # so that one damaged file never takes every checkpoint with it
 CHUNK_BYTES = 1 << 22
+SYNC_BYTES = 1 << 24  # so many are written, then synced and dropped from the system's cache
 
 Say = Callable[[str], None]
 Part = dict[str, Any]
@@ -96,13 +96,13 @@ def write_part(
         What the manifest says of it: its bands and files.
     """
     temporary = temporary_folder(folder)
-    numbers = [np.empty(0, np.int64)]
-    with _SyncedFile(temporary / part_file(ROWS, rank)) as rows_file:
+    with (
+        _SyncedFile(temporary / part_file(ROWS, rank)) as rows_file,
+        _SyncedFile(temporary / part_file(PAGES, rank)) as pages_file,
+    ):
         for pages, rows in chunks:
             rows_file.write(rows.data)
-            numbers.append(pages.copy())
-    with _SyncedFile(temporary / part_file(PAGES, rank)) as pages_file:
-        pages_file.write(_npy(np.concatenate(numbers)))
+            pages_file.write(pages.data)
     files = {
         part_file(ROWS, rank): rows_file.summary(),
         part_file(PAGES, rank): pages_file.summary(),
@@ -235,21 +235,31 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 class _SyncedFile:
-    """A new file with the checksum of what is written to it; on disk when the block ends."""
+    """A new file with the checksum of what is written to it; on disk when the block ends.
+
+    A large file goes to the disk a part after the other, and each part's pages in the system's
+    cache are used again by the next: to fill new ones would take several times as long.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = path.open("wb", buffering=0)
         self._checksum = 0
-        self._size = 0
+        self._size = self._synced_size = 0
 
     def __enter__(self) -> "_SyncedFile":
         return self
 
     def write(self, data: memoryview) -> None:
         """Appends bytes."""
-        self._file.write(data)
+        data = data.cast("B")
         self._checksum = zlib.crc32(data, self._checksum)
         self._size += data.nbytes
+        while data:  # without a buffer, a write may take a part
+            data = data[self._file.write(data) :]
+        if self._size - self._synced_size >= SYNC_BYTES:
+            os.fdatasync(self._file.fileno())
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self._synced_size = self._size
 
     def summary(self) -> tuple[int, int]:
         """Bytes and CRC-32."""
@@ -258,14 +268,7 @@ class _SyncedFile:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file:
             if kind is None:
-                self._file.flush()
                 os.fsync(self._file.fileno())
-
-
-def _npy(numbers: I64) -> memoryview:
-    stream = io.BytesIO()
-    np.save(stream, numbers, allow_pickle=False)
-    return stream.getbuffer()
 
 
 def _saved(state: dict[str, Any]) -> memoryview:

@@ -8,7 +8,7 @@ import torch
 
 from edorec.checkpoints.folder import PAGES, ROWS, Saved, part_file
 from edorec.embedding.build import EmbeddingTables
-from edorec.embedding.kernels.changed_pages import PAGE_BYTES
+from edorec.embedding.kernels.layout import PAGE_BYTES
 from edorec.embedding.shards import Shard
 from edorec.embedding.snapshot import BandPages, band_pages
 
@@ -106,7 +106,7 @@ def load_tables(saved: SavedTables, tables: EmbeddingTables) -> None:
 
 def _open(folder: Path, rank: int, num_pages: int) -> tuple[np.ndarray, np.ndarray]:
     """Where each page is in the file (-1: nowhere), and the pages of the file."""
-    numbers = np.load(folder / part_file(PAGES, rank), allow_pickle=False)
+    numbers = np.fromfile(folder / part_file(PAGES, rank), np.int64)
     positions = np.full(num_pages, -1, np.int64)
     positions[numbers] = np.arange(len(numbers))
     if not len(numbers):  # an empty file cannot be mapped

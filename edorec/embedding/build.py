@@ -15,7 +15,7 @@ from edorec.embedding.admission import I64, RowMap
 from edorec.embedding.bands import Band, Formats, num_bytes, plan_bands, with_formats
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
-from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.kernels.layout import UpdateWatch
 from edorec.embedding.paging import DiskSettings
 from edorec.embedding.placement import PLACEMENTS, disk_settings, placements_of
 from edorec.embedding.row_tables import EdoTableConfig
@@ -79,11 +79,11 @@ class EmbeddingTables(Protocol):
         FBGEMM's tables have one format for all: all are stored anew.
         """
 
-    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
-        """Has ``before_update`` called before each update of rows, or no longer (None).
+    def watch_updates(self, watch: UpdateWatch | None) -> bool:
+        """Has updates of rows watched, or no longer (None).
 
         Returns:
-            Whether it will be: False where rows are not on the CPU.
+            Whether they will be: False where the CPU's kernel does not update the rows.
         """
 
 

@@ -23,7 +23,7 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band
-from edorec.embedding.kernels.layout import FEATURE_COLUMNS, BeforeUpdate, Lookups
+from edorec.embedding.kernels.layout import FEATURE_COLUMNS, Lookups, UpdateWatch
 from edorec.embedding.paging import DiskSettings
 from edorec.embedding.row_tables import EdoTableConfig, RowTables
 from edorec.embedding.shards import Shard
@@ -186,11 +186,11 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def num_updates(self, number: int) -> None:
         self.tables.num_updates = number
 
-    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
-        """Has ``before_update`` called before each update; see ``EmbeddingTables``."""
-        if self.device.type != "cpu":
+    def watch_updates(self, watch: UpdateWatch | None) -> bool:
+        """Has updates watched; see ``EmbeddingTables``."""
+        if self.tables.kernel != "cpu":
             return False
-        self.tables.before_update = before_update
+        self.tables.watch = watch
         return True
 
     @property

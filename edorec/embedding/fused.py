@@ -30,7 +30,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band
-from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.kernels.layout import UpdateWatch
 from edorec.embedding.shards import WHOLE, Shard
 
 PADDING = 4
@@ -182,7 +182,7 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """All rows of every table."""
         return {table.name: WHOLE for table in self._tables}
 
-    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
+    def watch_updates(self, watch: UpdateWatch | None) -> bool:
         """FBGEMM updates rows without a call before it: always False."""
         return False
 

@@ -19,7 +19,7 @@ from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
 from edorec.embedding.carry import Origin, carry_rows
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.kernels import cpu, reference
-from edorec.embedding.kernels.layout import BeforeUpdate, Lookups, index_of
+from edorec.embedding.kernels.layout import Lookups, UpdateWatch, index_of
 from edorec.embedding.kernels.noise import table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
 from edorec.embedding.paging import DiskSettings, Pager, PagingFigures
@@ -126,7 +126,7 @@ class RowTables:
         self._optimizer = optimizer
         self._seed = seed
         self.num_updates = 0
-        self.before_update: BeforeUpdate | None = None
+        self.watch: UpdateWatch | None = None
         self._disk = disk
         self._paging_figures = PagingFigures()
         self.memories = [
@@ -215,8 +215,10 @@ class RowTables:
 
     def update(self, lookups: Lookups, gradients: torch.Tensor) -> None:
         """One step of the optimizer on the rows that were looked up."""
-        if self.before_update is not None:
-            self.before_update(*self._arrays, lookups)
+        watched: dict[str, np.ndarray] = {}  # only the CPU's kernel is
+        if self.watch is not None:
+            self.watch.before_update(*self._arrays, lookups)
+            watched["page_flags"] = self.watch.page_flags
         self.num_updates += 1
         keys = [
             table_key(
@@ -245,6 +247,7 @@ class RowTables:
             optimizer=self._optimizer,
             step=step,
             table_keys=np.array(keys, np.uint64).view(np.int64),
+            **watched,
         )
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:

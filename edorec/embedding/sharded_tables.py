@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band
 from edorec.embedding.collection import EdoEmbeddingBagCollection
-from edorec.embedding.kernels.layout import BeforeUpdate
+from edorec.embedding.kernels.layout import UpdateWatch
 from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharding import Placement, shard_tables
 from edorec.embedding.shards import NUM_BUCKETS, WHOLE, Shard, deal_buckets
@@ -199,13 +199,18 @@ class ShardedTables:
             name: (rows, state) for name, (rows, state) in zip(self._tables, total, strict=True)
         }
 
-    def watch_updates(self, before_update: BeforeUpdate | None) -> bool:
-        """Has ``before_update`` called before each update; see ``EmbeddingTables``."""
-        first_band = 0
+    def watch_updates(self, watch: UpdateWatch | None) -> bool:
+        """Has updates watched; see ``EmbeddingTables``."""
+        first = 0
         for kernel in self._kernels:
-            watch = before_update and partial(before_update, first_band=first_band)
-            kernel.watch_updates(watch)
-            first_band += sum(len(bands) for bands in kernel.tables_state().values())
+            end = first + sum(len(bands) for bands in kernel.tables_state().values())
+            kernel.watch_updates(
+                watch
+                and UpdateWatch(
+                    partial(watch.before_update, first_band=first), watch.page_flags[first:end]
+                )
+            )
+            first = end
         return True
 
 

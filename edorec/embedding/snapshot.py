@@ -3,11 +3,11 @@
 Tables are copied page by page by another thread. Before an update changes a page that is not yet
 copied, the training thread copies it first, so all pages are those of the step at which the
 snapshot began, and no second table is ever in memory: copies wait in a few buffers, and where the
-disk is too slow for those, training waits. What the pages of a snapshot do not cover is known too:
-every update marks the pages that it changes, so a later snapshot may hold those alone.
+disk is too slow for those, training waits. Every update marks the pages that it changes, so a later
+snapshot may hold those alone.
 
-Tables that cannot announce their updates (on a GPU) are copied to the host when a snapshot begins,
-and every page of theirs counts as changed.
+Tables whose updates cannot be watched (on a GPU) are copied to the host when a snapshot begins, and
+every page of theirs counts as changed.
 """
 
 import threading
@@ -20,15 +20,15 @@ import numpy.typing as npt
 import torch
 
 from edorec.embedding.build import EmbeddingTables
-from edorec.embedding.kernels.changed_pages import PAGE_BYTES, claim, copy_pages, touch
-from edorec.embedding.kernels.layout import Lookups, table_slots
+from edorec.embedding.kernels.changed_pages import claim, copy_pages, touch
+from edorec.embedding.kernels.layout import PAGE_BYTES, Lookups, UpdateWatch, table_slots
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 BUFFER_PAGES = 1024  # 1 MB, which takes the training thread's lock for well under a millisecond
 LEAST_BUFFERS = 16
-BUFFER_SHARE = 0.04  # of the tables' bytes
+BUFFER_SHARE = 0.02  # of the tables' bytes
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class TableSnapshots:
         self._most_pages_a_row = 2 + widest // PAGE_BYTES
         self._is_running = False
         self._is_staging = False
-        self._is_live = tables.watch_updates(self._before_update)
+        page_flags = self.changed.ctypes.data + self._first_pages
+        self._is_live = tables.watch_updates(UpdateWatch(self._before_update, page_flags))
 
     @property
     def changed_share(self) -> float:
@@ -174,7 +175,9 @@ class TableSnapshots:
     def _before_update(
         self, bands: I64, tables: I64, lookups: Lookups, *, first_band: int = 0
     ) -> None:
-        """Marks the pages that an update is about to change, and saves those still to be copied."""
+        """Saves the pages that an update is about to change and that are still to be copied."""
+        if not self._is_running:
+            return
         offsets = lookups.offsets.numpy()
         num_lookups = table_slots(lookups.features, offsets, len(tables))[-1]
         found = np.empty(self._most_pages_a_row * num_lookups, np.int64)
@@ -186,7 +189,6 @@ class TableSnapshots:
                 lookups.values.numpy(),
                 offsets,
                 self._first_pages[first_band:],
-                self.changed,
                 self._pending,
                 found,
             )

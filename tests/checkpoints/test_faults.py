@@ -104,7 +104,7 @@ def whole(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 DAMAGES = [
     (name, damage)
-    for name in ("rows.bin", "pages.npy", "state.pt", "best.pt", "manifest.json")
+    for name in ("rows.bin", "pages.bin", "state.pt", "best.pt", "manifest.json")
     for damage in ("truncated", "removed", "altered")
     if (name, damage) != ("best.pt", "altered")  # only its size is checked
 ]

@@ -14,14 +14,14 @@ from edorec.embedding import snapshot
 from edorec.embedding.bands import Band
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
-from edorec.embedding.kernels.changed_pages import PAGE_BYTES
+from edorec.embedding.kernels.layout import PAGE_BYTES
 from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.snapshot import TableSnapshots
 
 ROWS = 5000
 
 
-def build(kernel: str | None = None) -> EdoEmbeddingBagCollection:
+def build() -> EdoEmbeddingBagCollection:
     """A table of two bands, a table of one row, and one whose rows are wider than a page."""
     bands = [Band(700, "fp16"), Band(ROWS - 700, "int8")]
     return EdoEmbeddingBagCollection(
@@ -31,7 +31,6 @@ def build(kernel: str | None = None) -> EdoEmbeddingBagCollection:
             EdoTableConfig(name="wide", num_embeddings=9, embedding_dim=300),
         ],
         learning_rate=0.1,
-        kernel=kernel,
     )
 
 
@@ -68,9 +67,8 @@ def apply(pages: dict[int, np.ndarray], target: np.ndarray) -> np.ndarray:
     return target
 
 
-@pytest.mark.parametrize("kernel", ["cpu", "reference"])
-def test_an_increment_on_a_whole_snapshot_is_the_tables(kernel: str) -> None:
-    tables = build(kernel)
+def test_an_increment_on_a_whole_snapshot_is_the_tables() -> None:
+    tables = build()
     snapshots = TableSnapshots(tables)
     assert snapshots.changed_share == 1
     snapshots.begin(whole=True)

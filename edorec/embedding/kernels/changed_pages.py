@@ -1,4 +1,4 @@
-"""Which pages of tables a batch changes, and copies of pages; compiled by numba.
+"""Which pages of tables a batch is about to change, and copies of pages; compiled by numba.
 
 The memory of a table's bands is cut into pages of ``PAGE_BYTES``, numbered through all bands of all
 tables; a band begins with a page of its own. Loops release the interpreter lock.
@@ -13,13 +13,11 @@ from edorec.embedding.kernels.layout import (
     FIRST_BAND,
     FIRST_OFFSET,
     NUM_BAGS,
+    PAGE_BYTES,
     TABLE,
 )
 from edorec.embedding.kernels.primitives import ints_at, place_in_band
 
-# Small, because a step changes rows all over the tables and each takes its page along. Divides the
-# pages of the operating system, so the last page of a band may be read whole.
-PAGE_BYTES = 1024
 PAGE_INTS = PAGE_BYTES // 8
 
 
@@ -31,11 +29,10 @@ def touch(
     values: Any,
     offsets: Any,
     first_pages: Any,
-    changed: Any,
     pending: Any,
     found: Any,
 ) -> int:
-    """Marks the pages that an update of a batch's rows will change.
+    """Takes the pending pages that an update of a batch's rows will change.
 
     Args:
         bands: see ``layout``, as the next two.
@@ -44,7 +41,6 @@ def touch(
         values: int64 rows.
         offsets: int64 starts of bags.
         first_pages: int64, of each band.
-        changed: uint8, one a page; set to 1.
         pending: uint8, one a page; set to 0.
         found: int64; gets the pages that were pending.
 
@@ -61,7 +57,6 @@ def touch(
             page = first_pages[band] + low_byte // PAGE_BYTES
             last = first_pages[band] + high_byte // PAGE_BYTES
             while page <= last:
-                changed[page] = 1
                 if pending[page]:
                     pending[page] = 0
                     found[count] = page

@@ -37,6 +37,7 @@ from edorec.embedding.kernels.layout import (
     NUM_BAGS,
     OUT,
     OUT_STRIDE,
+    PAGE_BYTES,
     QAT,
     ROW_BYTES,
     ROW_STRIDE,
@@ -49,6 +50,7 @@ from edorec.embedding.kernels.layout import (
 )
 from edorec.embedding.kernels.primitives import (
     FAST,
+    bytes_at,
     floats_at,
     ints_at,
     noise,
@@ -345,6 +347,14 @@ def _any(g: Any, dim: int) -> bool:
     return count > 0
 
 
+@njit(forceinline=True)
+def _flag_pages(flags: int, byte: int, row_stride: int) -> None:
+    """Marks the pages of a band that a row of it is in."""
+    pages = bytes_at(flags)
+    for page in range(byte // PAGE_BYTES, (byte + row_stride - 1) // PAGE_BYTES + 1):
+        pages[page] = np.uint8(1)
+
+
 @njit
 def _update_rows(packed: Any, t: int, low: int, high: int, spare: int) -> None:
     """Updates the rows of a table that begin at its keys ``low`` to ``high`` (excluded)."""
@@ -378,6 +388,9 @@ def _update_rows(packed: Any, t: int, low: int, high: int, spare: int) -> None:
         state_address = address + bands[entry + ROW_BYTES]
         _optimize(packed[10], w, g, dim, state_address, state, noise(key, dim), step)
         _store_row(code, spare, dim, address, key, False)
+        if packed[14]:
+            flags = ints_at(packed[14])[entry // BAND_COLUMNS]
+            _flag_pages(flags, address - bands[entry + ADDRESS], bands[entry + ROW_STRIDE])
 
 
 @njit
@@ -385,7 +398,8 @@ def _update(packed: Any) -> None:
     """Every unit is some look-ups of a table.
 
     Arguments: bands, tables, slots, keys, starts, scales, gradients, step, table keys,
-    optimizer, number of tables, largest dim, whether rows of gradient zero stay as they are.
+    optimizer, number of tables, largest dim, whether rows of gradient zero stay as they are,
+    page flags (0 for none).
     """
     slots = ints_at(packed[3])
     spare = np.empty(2 * packed[12], np.float32)
@@ -465,6 +479,7 @@ def backward(
     optimizer: str,
     step: Step,
     table_keys: np.ndarray,
+    page_flags: np.ndarray | None = None,
 ) -> None:
     """Updates the rows that were looked up, in place.
 
@@ -476,6 +491,7 @@ def backward(
         optimizer: one of ``optimizers.OPTIMIZERS``.
         step: the numbers of this update.
         table_keys: int64, one a table, for this step's stochastic rounding.
+        page_flags: of ``layout.UpdateWatch``, None where nobody watches.
     """
     values, offsets = lookups.values.numpy(), lookups.offsets.numpy()
     features, num_tables = lookups.features, len(tables)
@@ -500,6 +516,7 @@ def backward(
         num_tables,
         int(tables[:, DIM].max()),
         keeps_idle_rows(optimizer, step),
+        0 if page_flags is None else page_flags,
     )
     run_on_threads(_compiled()[2], packed)
 

@@ -20,6 +20,10 @@ TABLE_COLUMNS = 6
 # offsets[FIRST_OFFSET + b + 1], and its result starts at out[OUT + b * OUT_STRIDE].
 TABLE, FIRST_OFFSET, NUM_BAGS, OUT, OUT_STRIDE, IS_MEAN = range(6)
 FEATURE_COLUMNS = 6
+# Snapshots copy the memory of bands in pages; small, because a step changes rows all over the
+# tables and each takes its page along. Divides the pages of the operating system, so the last page
+# of a band may be read whole.
+PAGE_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,19 @@ class Lookups:
     out_size: int
 
 
-# Called before rows are updated, with bands, tables and what was looked up. ``first_band`` is how
-# many bands of other kernels come before these (default none).
-BeforeUpdate = Callable[..., None]
+@dataclass(frozen=True)
+class UpdateWatch:
+    """What snapshots want to know of updates; see ``edorec.embedding.snapshot``.
+
+    Attributes:
+        before_update: called before rows are updated, with bands, tables and what was looked up.
+            ``first_band`` is how many bands of other kernels come before these (default none).
+        page_flags: int64, by band, the address of uint8 flags of its pages, of ``PAGE_BYTES`` each.
+            An update sets those of the rows that it stores.
+    """
+
+    before_update: Callable[..., None]
+    page_flags: np.ndarray
 
 
 def table_slots(features: np.ndarray, offsets: np.ndarray, num_tables: int) -> np.ndarray:
