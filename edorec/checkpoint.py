@@ -2,13 +2,14 @@
 
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from edorec.embedding.bands import Formats, formats_of
+from edorec.embedding.bands import Formats, band_of, formats_of
 from edorec.embedding.build import EmbeddingTables
 from edorec.embedding.storage import forget_pages
 from edorec.embedding.whole_tables import State, gather_tables, rows_of_shard
@@ -17,6 +18,9 @@ from edorec.processes import ONE, Processes
 
 VERSION = 1
 COPIED_ROWS = 1 << 18
+
+# By table or group and name of a band or weight, its tensors in order.
+Pieces = dict[str, dict[str, list[torch.Tensor]]]
 
 
 def save_model(
@@ -74,29 +78,49 @@ def load_model(
         InputError: if the file is missing or damaged, or holds other tables or shapes.
     """
     content = read_model(path)
-    live = tables.tables_state()
-    saved = _held(content["tables"], tables)
+    live = {name: _pieces(state) for name, state in tables.tables_state().items()}
+    held = _held(content["tables"], tables)
+    saved = {name: _pieces(state) for name, state in held.items()}
     is_same = not may_reencode or content.get("formats") == formats_of(tables.bands())
     problems = _differences(saved, live) if is_same else []
-    dense = model.state_dict()
-    problems += _differences({"dense": content["dense"]}, {"dense": dense})
+    there, here = (
+        {"dense": {name: [weight] for name, weight in weights.items()}}
+        for weights in (content["dense"], model.state_dict())
+    )
+    problems += _differences(there, here)
     if problems:
         raise InputError(f"{path} does not fit this configuration: " + "; ".join(problems))
     if not is_same:
         tables.take_rows(content["tables"])
-    for table, tensors in live.items() if is_same else ():
-        for key, tensor in tensors.items():
-            _copy(tensor, saved[table][key])
+    for table, bands in live.items() if is_same else ():
+        for key, pieces in bands.items():
+            _copy(pieces, saved[table][key])
     model.load_state_dict(content["dense"])
     return int(content["step"])
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies a part of a mapped file after the other, so that it is never in memory as a whole."""
-    for first in range(0, len(target), COPIED_ROWS):
-        part = source[first : first + COPIED_ROWS]
-        target[first : first + COPIED_ROWS].copy_(part)
-        forget_pages(part)
+def _pieces(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+    """The pieces of each band, in order."""
+    pieces: dict[str, list[torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        pieces.setdefault(band_of(key), []).append(tensor)
+    return pieces
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies the rows of a band, which may be cut into other pieces on either side.
+
+    Copies a part of a mapped file after the other, so that it is never in memory as a whole.
+    """
+    left = [[piece for piece in pieces if len(piece)] for pieces in (targets, sources)]
+    while all(left):
+        target, source = (pieces.pop(0) for pieces in left)
+        size = min(len(target), len(source), COPIED_ROWS)
+        target[:size].copy_(source[:size])
+        forget_pages(source[:size])
+        for pieces, piece in zip(left, (target, source), strict=True):
+            if size < len(piece):
+                pieces.insert(0, piece[size:])
 
 
 def saved_formats(path: Path) -> Formats | None:
@@ -137,9 +161,7 @@ def _held(saved: State, tables: EmbeddingTables) -> State:
     return held
 
 
-def _differences(
-    saved: dict[str, dict[str, torch.Tensor]], live: dict[str, dict[str, torch.Tensor]]
-) -> list[str]:
+def _differences(saved: Pieces, live: Pieces) -> list[str]:
     saved_shapes = _shapes(saved)
     live_shapes = _shapes(live)
     problems = []
@@ -150,9 +172,16 @@ def _differences(
     return problems
 
 
-def _shapes(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, str]:
+def _shapes(groups: Pieces) -> dict[str, str]:
     return {
-        f"{group}.{name}": f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        f"{group}.{name}": _shape(pieces)
         for group, tensors in groups.items()
-        for name, tensor in tensors.items()
+        for name, pieces in tensors.items()
     }
+
+
+def _shape(pieces: list[torch.Tensor]) -> str:
+    dtype = str(pieces[0].dtype).removeprefix("torch.")
+    if not pieces[0].shape:
+        return f"{dtype} ()"
+    return f"{dtype} {(sum(map(len, pieces)), *pieces[0].shape[1:])}"

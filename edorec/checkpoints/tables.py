@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from edorec.checkpoints.folder import PAGES, ROWS, Saved, part_file
+from edorec.embedding.bands import band_of
 from edorec.embedding.build import EmbeddingTables
 from edorec.embedding.kernels.layout import PAGE_BYTES
 from edorec.embedding.shards import Shard
@@ -35,7 +36,7 @@ class SavedTables:
 
         Args:
             table: name.
-            band: key of the band.
+            band: key of the band, or of a piece of it.
             shard: of the table.
             first_row: of the rows in the shard.
             out: uint8 (rows, bytes of a row), filled.
@@ -43,14 +44,16 @@ class SavedTables:
         rows = shard.rows(torch.arange(first_row, first_row + len(out)))
         num_found = 0
         for part in self.parts:
-            if (entry := part.bands.get((table, band))) is None or not len(out):
-                continue
-            places, local = Shard(entry.buckets).find(rows)
-            local = local - entry.first_row
-            if len(places):
-                first = int(local[0])
-                out[places] = part.rows(table, band, first, int(local[-1]) + 1)[local - first]
-            num_found += len(places)
+            for entry in part.pieces(table, band):
+                places, local = Shard(entry.buckets).find(rows)
+                local = local - entry.first_row
+                inside = (local >= 0) & (local < entry.num_rows)
+                places, local = places[inside], local[inside]
+                if len(places):
+                    first = int(local[0])
+                    held = part.rows(table, entry.band, first, int(local[-1]) + 1)
+                    out[places] = held[local - first]
+                num_found += len(places)
         if num_found != len(out):
             raise ValueError(f"table {table}, {band}: {len(out) - num_found} rows are not saved")
 
@@ -67,6 +70,14 @@ class SavedPart:
         self.bands = {(band.table, band.band): band for band in entries}
         num_pages = entries[-1].end_page if entries else 0
         self._layers = [_open(folder, rank, num_pages) for folder in folders]
+
+    def pieces(self, table: str, band: str) -> list[BandPages]:
+        """Where a band is: its pieces, in whatever rows they were cut."""
+        return [
+            entry
+            for entry in self.bands.values()
+            if entry.table == table and band_of(entry.band) == band_of(band)
+        ]
 
     def rows(self, table: str, band: str, first_row: int, end_row: int) -> torch.Tensor:
         """Rows ``first_row`` to ``end_row`` (excluded) of a band, each with its optimizer state.

@@ -1,7 +1,13 @@
-"""A table's rows: bands of consecutive rows, each in one format, each in a memory of its own."""
+"""A table's rows: bands of consecutive rows, each in one format, each in a memory of its own.
+
+Where a part of the rows is in the host's memory (``host_rows``), a band that is cut by it has a
+memory for each piece. Bands are what plans, reports and the monitor know; pieces are what kernels
+and the keys of ``RowTables.state`` know: ``band1_int8_fp32``, ``band1_int8_fp32_1`` ...
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +24,7 @@ from edorec.embedding.tables import BandConfig
 CHUNK_ROWS = 1 << 12  # small, so that making a large table takes no memory besides its own
 # torch draws normal numbers in blocks of 16: of whole blocks, the first do not depend on how many.
 DRAWN_ROWS = 16
+NO_ROWS = range(0)
 
 
 @dataclass(frozen=True)
@@ -68,14 +75,22 @@ def with_formats(bands: Sequence[Band], formats: Sequence[Sequence[str]]) -> lis
     ]
 
 
+def band_of(key: str) -> str:
+    """The key of the band that a piece is of; keys of FBGEMM's tensors stay as they are."""
+    return "_".join(key.split("_")[:3])
+
+
 class BandMemory:
-    """The bytes of a band: each row's own and then its optimizer state.
+    """The bytes of a band or a piece of one: each row's own and then its optimizer state.
 
     Row and state lie together because they are read and written together: one cache line, not two.
 
     Attributes:
         band: what it holds.
-        first_row: of the band in its table.
+        number: of the band among those of the table that have rows.
+        piece: number among the pieces of the band.
+        first_row: of what it holds in its table.
+        on_host: whether it is in the host's memory though the table is on a device.
         row_bytes: bytes of a row without its state.
         rows_RS: uint8 (rows, row_bytes + state bytes), live.
     """
@@ -89,16 +104,21 @@ class BandMemory:
         optimizer: str,
         device: torch.device,
         folder: Path | None = None,
+        number: int = 0,
+        piece: int = 0,
+        on_host: bool = False,
     ) -> None:
         self.band = band
+        self.number, self.piece = number, piece
         self.first_row = first_row
+        self.on_host = on_host
         self.row_bytes = FORMATS[band.format].row_bytes(dim)
         self.state_bytes = state_bytes(optimizer, dim=dim, state=STATES[band.state])
         stride = self.row_bytes + self.state_bytes
         size = band.num_rows * stride
         self._memory: MappedBytes | None = None
-        if device.type == "cpu":
-            self._memory = MappedBytes(size, folder)
+        if on_host or device.type == "cpu":
+            self._memory = MappedBytes(size, folder, is_pinned=device.type == "cuda")
             flat = self._memory.tensor
         else:
             flat = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -138,6 +158,12 @@ class BandMemory:
         self.row_bytes = row_bytes
         self.rows_RS = target.view(num_rows, stride)
         return freed
+
+    @property
+    def key(self) -> str:
+        """Its name, with the formats of row and state; see the head of the module."""
+        key = f"band{self.number}_{self.band.format}_{self.band.state}"
+        return f"{key}_{self.piece}" if self.piece else key
 
     @property
     def file_number(self) -> int | None:
@@ -205,31 +231,45 @@ def make_bands(
     device: torch.device,
     shard: Shard = WHOLE,
     folder: Path | None = None,
+    host_rows: range = NO_ROWS,
 ) -> list[BandMemory]:
     """Zeroed memory for a shard of the bands of a table that have rows; a table has at least one.
 
     The shard may have no rows of a band, whose memory is then empty. On the CPU it is in files of
-    ``folder`` if one is given.
+    ``folder`` if one is given. Rows ``host_rows`` of the table are in memories of their own.
     """
     memories, first_row = [], 0
-    for band in bands:
-        if band.num_rows:
-            first = shard.count_below(first_row)
-            held = replace(band, num_rows=shard.count_below(first_row + band.num_rows) - first)
+    for number, band in enumerate(band for band in bands if band.num_rows):
+        rows = range(first_row, first_row + band.num_rows)
+        inside = {row for row in (host_rows.start, host_rows.stop) if row in rows}
+        for piece, (low, high) in enumerate(pairwise(sorted({*inside, rows.start, rows.stop}))):
+            first = shard.count_below(low)
             memories.append(
                 BandMemory(
-                    held,
+                    replace(band, num_rows=shard.count_below(high) - first),
                     first_row=first,
                     dim=dim,
                     optimizer=optimizer,
                     device=device,
                     folder=folder,
+                    number=number,
+                    piece=piece,
+                    on_host=low in host_rows,
                 )
             )
-        first_row += band.num_rows
+        first_row = rows.stop
     if not memories:
         raise ValueError("a table must have at least one row")
     return memories
+
+
+def whole_bands(memories: Sequence[BandMemory]) -> list[Band]:
+    """The bands of a table, pieces put together."""
+    bands = []
+    for _, pieces in groupby(memories, key=lambda memory: memory.number):
+        held = [memory.band for memory in pieces]
+        bands.append(replace(held[0], num_rows=sum(band.num_rows for band in held)))
+    return bands
 
 
 def init_bands(

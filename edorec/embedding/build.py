@@ -1,6 +1,7 @@
 """Builds the tables of a run from its vocabularies and settings."""
 
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,11 +13,18 @@ from edorec.data.schema import SparseFeature, is_sequence
 from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
-from edorec.embedding.bands import Band, Formats, num_bytes, plan_bands, with_formats
+from edorec.embedding.bands import (
+    NO_ROWS,
+    Band,
+    Formats,
+    num_bytes,
+    plan_bands,
+    with_formats,
+)
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
+from edorec.embedding.host_rows import bytes_of_rows, choose_host_rows
 from edorec.embedding.kernels.layout import UpdateWatch
-from edorec.embedding.paging import DiskSettings
 from edorec.embedding.placement import PLACEMENTS, disk_settings, placements_of
 from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharded_tables import ShardedTables, place_tables
@@ -132,10 +140,32 @@ def build_tables(
     disk = None
     if "disk" in placements.values():
         disk = disk_settings(memory.disk, default_folder=cache)
+    sequences = [name for name, feature in features.items() if is_sequence(feature)]
+    uses_fbgemm = _uses_fbgemm(
+        embedding,
+        memory,
+        placements=placements,
+        has_sequences=bool(sequences),
+        device=device,
+    )
+    host_rows = {
+        name: range(row_map.num_rows)
+        if uses_fbgemm
+        else choose_host_rows(
+            bands[name],
+            row_map=row_map,
+            counts=counts[name],
+            dim=dims[name],
+            optimizer=embedding.optimizer,
+            load_factor=memory.uvm.load_factor,
+        )
+        for name, row_map in row_maps.items()
+        if placements[name] == "uvm"
+    }
     _check_memory(
         bands,
         placements=placements,
-        disk=disk,
+        host_rows=host_rows,
         dims=dims,
         optimizer=embedding.optimizer,
         device=device,
@@ -143,15 +173,8 @@ def build_tables(
     users: dict[str, list[str]] = {name: [] for name in row_maps}
     for name, feature in features.items():
         users[feature.vocabulary or name].append(name)
-    sequences = [name for name, feature in features.items() if is_sequence(feature)]
     pooling = {n: POOLINGS[f.pooling] for n, f in features.items() if n not in sequences}
-    if _uses_fbgemm(
-        embedding,
-        memory,
-        placements=placements,
-        has_sequences=bool(sequences),
-        device=device,
-    ):
+    if uses_fbgemm:
         return FusedEmbeddingBagCollection(
             [
                 EmbeddingBagConfig(
@@ -175,6 +198,13 @@ def build_tables(
             load_factor=memory.uvm.load_factor,
             algorithm=memory.uvm.algorithm,
         )
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise ConfigError(
+            [
+                "tables with these settings need Triton on CUDA, which CUDA builds of torch bring: "
+                "pip install triton, or set train.device to cpu"
+            ]
+        )
     configs = [
         EdoTableConfig(
             name=name,
@@ -185,6 +215,7 @@ def build_tables(
             num_zero_rows=row_map.num_buckets,
             qat=memory.qat,
             on_disk=placements[name] == "disk",
+            host_rows=host_rows.get(name, NO_ROWS),
         )
         for name, row_map in row_maps.items()
     ]
@@ -224,36 +255,52 @@ def _check_memory(
     bands: Mapping[str, list[Band]],
     *,
     placements: Mapping[str, Placement],
-    disk: DiskSettings | None,
+    host_rows: Mapping[str, range],
     dims: Mapping[str, int],
     optimizer: str,
     device: torch.device,
 ) -> None:
     """Refuses tables that do not fit into memory before any of them is allocated.
 
-    Of tables on disk or in unified memory, only what stays in memory counts.
+    Tables on disk do not count, nor FBGEMM's cache, which takes what it gets.
 
     Raises:
         ConfigError: naming the largest table and what to change.
     """
-    sizes = {
-        name: num_bytes(table, dim=dims[name], optimizer=optimizer)
-        for name, table in bands.items()
-        if placements[name] in ("ram", "device")
-    }
+    sizes, host_sizes = {}, {}
+    for name, table in bands.items():
+        if placements[name] == "disk":
+            continue
+        size = num_bytes(table, dim=dims[name], optimizer=optimizer)
+        rows = host_rows.get(name, NO_ROWS)
+        host_sizes[name] = bytes_of_rows(table, rows, dim=dims[name], optimizer=optimizer)
+        sizes[name] = size - host_sizes[name]
     on_cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_cuda else free_memory_bytes()
+    elsewhere = PLACEMENTS[device.type][1]
+    is_there = all(placement == elsewhere for placement in placements.values())
+    last = "lower memory.uvm.load_factor" if is_there else f"set memory.placement to {elsewhere}"
+    _check_fit("the embedding tables take", sizes, free, advice=f"or {last}")
+    if host_rows:
+        _check_fit(
+            "the embedding tables' rows in the host's memory take",
+            host_sizes,
+            free_memory_bytes(),
+            advice="or raise memory.uvm.load_factor",
+        )
+
+
+def _check_fit(what: str, sizes: Mapping[str, int], free: int, *, advice: str) -> None:
     total = sum(sizes.values())
     if total <= free:
         return
-    elsewhere = PLACEMENTS[device.type][1]
     largest = max(sizes, key=lambda name: sizes[name])
     raise ConfigError(
         [
-            f"the embedding tables take {format_bytes(total)}, and {format_bytes(free)} of memory "
+            f"{what} {format_bytes(total)}, and {format_bytes(free)} of memory "
             f"are free; {largest} alone takes {format_bytes(sizes[largest])}: store rows smaller "
             "with memory.format or memory.bands, give fewer ids a row of their own with "
-            f"vocabularies.{largest}.min_count, or set memory.placement to {elsewhere}"
+            f"vocabularies.{largest}.min_count, {advice}"
         ]
     )
 
@@ -276,22 +323,16 @@ def _uses_fbgemm(
         and "disk" not in placements.values()
         and fbgemm_has(embedding, memory, placements)
     )
-    must = {
-        "embedding.backend is fbgemm": embedding.backend == "fbgemm",
-        "memory.placement is uvm": "uvm" in placements.values(),
-    }
-    for why, is_so in must.items():
-        if is_so and (not can or embedding.backend == "edorec"):
-            raise ConfigError(
-                [
-                    f"{why}: FBGEMM has tables with fp32 or fp16 rows (one format for all), "
-                    f"{', '.join(fused.OPTIMIZERS)}, an fp32 state, pooled lists, no weight decay, "
-                    "no qat and no rows on disk; change those keys, or that one"
-                ]
-            )
-    if any(must.values()):
-        return True
-    return can and embedding.backend == "auto" and device.type == "cuda"
+    must = embedding.backend == "fbgemm"
+    if must and not can:
+        raise ConfigError(
+            [
+                "embedding.backend is fbgemm: FBGEMM has tables with fp32 or fp16 rows (one format "
+                f"for all), {', '.join(fused.OPTIMIZERS)}, an fp32 state, pooled lists, no weight "
+                "decay, no qat and no rows on disk; change those keys, or that one"
+            ]
+        )
+    return must or (can and embedding.backend == "auto" and device.type == "cuda")
 
 
 def fbgemm_has(embedding: EmbeddingConfig, memory: MemoryConfig, tables: Iterable[str]) -> bool:

@@ -137,7 +137,7 @@ class _Band:
 def _bands(state: State, dim: int) -> list[_Band]:
     bands: list[_Band] = []
     for key, rows in state.items():
-        _, row_format, state_format = key.split("_")
+        _, row_format, state_format, *_ = key.split("_")
         first = bands[-1].first_row + len(bands[-1].rows_RS) if bands else 0
         row_bytes = FORMATS[row_format].row_bytes(dim)
         bands.append(_Band(first, rows, (row_format, state_format), row_bytes))

@@ -22,7 +22,7 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from edorec.embedding.bands import Band
+from edorec.embedding.bands import Band, whole_bands
 from edorec.embedding.kernels.layout import FEATURE_COLUMNS, Lookups, UpdateWatch
 from edorec.embedding.paging import DiskSettings
 from edorec.embedding.row_tables import EdoTableConfig, RowTables
@@ -166,8 +166,8 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         pager.prefetch(lookups, will_change=torch.is_grad_enabled())
 
     def paging(self) -> dict[str, Any] | None:
-        """What paging did so far (see ``PagingFigures``), None without tables on disk."""
-        return None if self.tables.pager is None else self.tables.pager.figures.summary()
+        """What paging did so far; see ``RowTables.paging``."""
+        return self.tables.paging()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""
@@ -209,7 +209,7 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def bands(self) -> dict[str, list[Band]]:
         """By table, its bands that have rows, as they are stored now."""
         tables = zip(self.tables.configs, self.tables.memories, strict=True)
-        return {config.name: [memory.band for memory in memories] for config, memories in tables}
+        return {config.name: whole_bands(memories) for config, memories in tables}
 
     def compressible_bands(self) -> dict[str, list[Band]]:
         """The same of tables that are not on disk."""

@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,17 @@ from torchrec.modules.embedding_configs import (
     EmbeddingBagConfig,
 )
 
-from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
+from edorec.embedding.bands import (
+    NO_ROWS,
+    Band,
+    BandMemory,
+    init_bands,
+    make_bands,
+    whole_bands,
+)
 from edorec.embedding.carry import Origin, carry_rows
 from edorec.embedding.formats import FORMATS
+from edorec.embedding.host_rows import Traffic
 from edorec.embedding.kernels import cpu, reference
 from edorec.embedding.kernels.layout import Lookups, UpdateWatch, index_of
 from edorec.embedding.kernels.noise import table_key
@@ -47,6 +56,7 @@ class EdoTableConfig(EmbeddingBagConfig):
         shard: the rows that are here, by default all; look-ups are then local rows.
         number: of the table, which rounding depends on; default its place among the tables.
         on_disk: rows are in files and paged (see ``paging``), on the CPU.
+        host_rows: rows that are in the host's memory where the tables are on a device.
     """
 
     feature_names: list[str] = field(default_factory=list)
@@ -57,6 +67,7 @@ class EdoTableConfig(EmbeddingBagConfig):
     shard: Shard = WHOLE
     number: int | None = None
     on_disk: bool = False
+    host_rows: range = NO_ROWS
 
     def __post_init__(self) -> None:
         if not self.feature_names:
@@ -116,6 +127,10 @@ class RowTables:
             raise ValueError(f"kernel cpu works on the CPU, got device {device}")
         if self.kernel == "triton":
             _check_triton(tables)
+        elif device.type != "cpu" and any(table.host_rows for table in tables):
+            raise ValueError(
+                f"kernel {self.kernel} reads no rows in the host's memory; take triton"
+            )
         names = [table.name for table in tables]
         if len(set(names)) < len(names):
             raise ValueError(f"tables must have different names, got {', '.join(names)}")
@@ -137,10 +152,12 @@ class RowTables:
                 device=device,
                 shard=table.shard,
                 folder=_folder(table, disk, device),
+                host_rows=table.host_rows,
             )
             for table in tables
         ]
         self._shards = [_shard_array(table.shard) for table in tables]  # their addresses are used
+        self._traffic = Traffic(device)
         self._arrays = self._make_arrays()
         self.pager = self._make_pager()
         for table, memories in zip(tables, self.memories, strict=True):
@@ -183,7 +200,9 @@ class RowTables:
             qat = -1 if config.qat is None else index_of(list(FORMATS), config.qat)
             num_rows = config.shard.count_below(config.num_embeddings)
             address = 0 if config.shard.is_whole else shard.ctypes.data
-            tables.append([first_band, len(bands), config.embedding_dim, qat, num_rows, address])
+            traffic = self._traffic.address if config.host_rows else 0
+            entry = [first_band, len(bands), config.embedding_dim, qat, num_rows, address, traffic]
+            tables.append(entry)
         return np.array(bands, np.int64), np.array(tables, np.int64)
 
     def _reference_tables(self) -> list[reference.TableRows]:
@@ -254,15 +273,29 @@ class RowTables:
         """By table, each band's live bytes, uint8 (rows, row and state bytes).
 
         Keys such as ``band0_int8_fp32`` name the formats of row and state, so that a checkpoint
-        does not load into others that take as many bytes.
+        does not load into others that take as many bytes; see ``bands``.
         """
+        self._settle()
         return {
-            config.name: {
-                f"band{k}_{memory.band.format}_{memory.band.state}": memory.rows_RS
-                for k, memory in enumerate(memories)
-            }
+            config.name: {memory.key: memory.rows_RS for memory in memories}
             for config, memories in zip(self.configs, self.memories, strict=True)
         }
+
+    def _settle(self) -> None:
+        """Waits for kernels that still write rows in the host's memory."""
+        if self.device.type == "cuda" and any(config.host_rows for config in self.configs):
+            torch.cuda.synchronize(self.device)
+
+    def paging(self) -> dict[str, Any] | None:
+        """What paging did so far, None where the rows are all in one memory.
+
+        Of tables on disk see ``PagingFigures``, of rows in the host's memory ``Traffic``.
+        """
+        if self.pager is not None:
+            return self.pager.figures.summary()
+        tables = zip(self.configs, self.memories, strict=True)
+        held = [memory for config, table in tables if config.host_rows for memory in table]
+        return self._traffic.summary(held) if held else None
 
     def take_rows(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """See ``EdoEmbeddingBagCollection.take_rows``."""
@@ -284,10 +317,15 @@ class RowTables:
         Returns:
             Bytes freed.
         """
+        self._settle()
         index = [config.name for config in self.configs].index(name)
         config, memories = self.configs[index], self.memories[index]
-        freed = memories[band].reencode(row_format, dim=config.embedding_dim)
-        config.bands = [memory.band for memory in memories]
+        freed = sum(
+            memory.reencode(row_format, dim=config.embedding_dim)
+            for memory in memories
+            if memory.number == band
+        )
+        config.bands = whole_bands(memories)
         self._arrays = self._make_arrays()
         return freed
 
@@ -303,12 +341,13 @@ class RowTables:
 
     def weight(self, name: str) -> torch.Tensor:
         """A table's rows decoded, float32 (R, D), without QAT; for tests and export."""
+        self._settle()
         index = [config.name for config in self.configs].index(name)
         dim = self.configs[index].embedding_dim
         return torch.cat(
             [
-                FORMATS[memory.band.format].decode(memory.rows_RS[:, : memory.row_bytes], dim)
-                for memory in self.memories[index]
+                FORMATS[m.band.format].decode(m.rows_RS[:, : m.row_bytes], dim).to(self.device)
+                for m in self.memories[index]
             ]
         )
 
@@ -363,4 +402,5 @@ def _band_entry(memory: BandMemory) -> list[int]:
         memory.row_bytes,
         index_of(list(FORMATS), memory.band.format),
         index_of(list(STATES), memory.band.state),
+        memory.on_host,
     ]

@@ -4,7 +4,8 @@ A tensor from torch's allocator cannot give a part of its memory back. A map can
 new end are returned to the system while the rest stays where it is.
 
 A map may be of a file. That file has no name: what a killed process leaves cannot be mistaken for a
-table, and the system frees its room on the disk.
+table, and the system frees its room on the disk. Or it may be pinned, so that a GPU reads and
+writes it where it is. (torch's own pinned tensors take a power of two of bytes.)
 """
 
 import ctypes
@@ -13,6 +14,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +23,7 @@ import torch
 HUGE_PAGE_BYTES = 2 << 20
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 MOUNTS = Path("/proc/self/mounts")
+PORTABLE_AND_MAPPED = 3  # flags of cudaHostRegister
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,15 +33,19 @@ class MappedBytes:
     Args:
         num_bytes: how many.
         folder: where the file is, None for none.
+        is_pinned: for CUDA, whose kernels then take the address of ``tensor``.
 
     Attributes:
         tensor: the bytes, uint8, one dimension; valid until ``shrink``.
 
     Raises:
         OSError: if the disk has no room for the file, or the folder cannot be written to.
+        RuntimeError: if CUDA cannot pin so much.
     """
 
-    def __init__(self, num_bytes: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, num_bytes: int, folder: Path | None = None, *, is_pinned: bool = False
+    ) -> None:
         size = max(num_bytes, 1)
         self._file: BinaryIO | None = None
         if folder is None:
@@ -53,6 +60,15 @@ class MappedBytes:
             self._map = mmap.mmap(self._file.fileno(), size)
             self._map.madvise(mmap.MADV_RANDOM)  # what is near a row is not what is wanted next
         self.tensor = self._view(num_bytes)
+        self._is_pinned = is_pinned
+        self._pin()
+
+    def _pin(self) -> None:
+        if self._is_pinned and len(self.tensor):
+            address, size = self.tensor.data_ptr(), len(self.tensor)
+            _check_cuda(torch.cuda.cudart().cudaHostRegister(address, size, PORTABLE_AND_MAPPED))
+            self._unpin = weakref.finalize(self, _unpin, address)
+            self._unpin.atexit = False  # goes with the process
 
     @property
     def file_number(self) -> int | None:
@@ -72,6 +88,8 @@ class MappedBytes:
         """
         if num_bytes > len(self.tensor):
             raise ValueError(f"cannot shrink {len(self.tensor)} bytes to {num_bytes}")
+        if self._is_pinned and len(self.tensor):
+            self._unpin()  # pinned pages cannot be given back
         first = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         behind = len(self._map) - first
         if behind > 0:
@@ -80,6 +98,7 @@ class MappedBytes:
             if self._file is not None:
                 os.ftruncate(self._file.fileno(), first)
         self.tensor = self._view(num_bytes)
+        self._pin()
 
 
 def forget_pages(tensor: torch.Tensor) -> None:
@@ -101,6 +120,18 @@ def is_in_memory(folder: Path) -> bool:
         if len(mount) >= len(found) and folder.resolve().is_relative_to(mount):
             found, kind = mount, file_system
     return kind in MEMORY_FILE_SYSTEMS
+
+
+def _unpin(address: int) -> None:
+    _check_cuda(torch.cuda.cudart().cudaHostUnregister(address))
+
+
+def _check_cuda(status: int) -> None:
+    if int(status):
+        raise RuntimeError(
+            f"CUDA could not pin or unpin rows in the host's memory (cudaError {int(status)}); "
+            "give memory.uvm.load_factor more, or fewer rows the placement uvm"
+        )
 
 
 def _map_anonymous(num_bytes: int) -> mmap.mmap:

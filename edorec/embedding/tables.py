@@ -120,13 +120,18 @@ class MonitorConfig(Section):
 
 
 class UvmConfig(Section):
-    """How rows of tables with placement uvm are cached on the device."""
+    """Which rows of tables with placement uvm are on the device."""
 
     load_factor: float = Field(
-        0.2, gt=0, le=1, description="Rows of the cache, as a share of those of the tables."
+        0.2,
+        gt=0,
+        le=1,
+        description="Share of each table's bytes that is on the device: its most frequent rows; in "
+        "FBGEMM's tables a cache of so many rows.",
     )
     algorithm: Literal["lru", "lfu"] = Field(
-        "lru", description="Rows that leave: not used for longest, or least often used."
+        "lru",
+        description="Rows that leave FBGEMM's cache: not used for longest, or least often used.",
     )
 
 

@@ -131,15 +131,15 @@ class ServedTables:
                     codes = data.reshape(band.num_rows, -1)
                     pq_bands = self._pq.setdefault(number, [])
                     pq_bands.append(_PqBand(first_row, codes, centroids))
-                    entry += [self._zeros.ctypes.data, 0, 0, index_of(list(FORMATS), "fp32"), 0]
+                    entry += [self._zeros.ctypes.data, 0, 0, index_of(list(FORMATS), "fp32"), 0, 0]
                 else:
                     self._maps.append(data)
                     row_bytes = FORMATS[band.format].row_bytes(table.dim)
                     code = index_of(list(FORMATS), band.format)
-                    entry += [data.ctypes.data, row_bytes, row_bytes, code, 0]
+                    entry += [data.ctypes.data, row_bytes, row_bytes, code, 0, 0]
                 bands.append(entry)
                 first_row += band.num_rows
-            entries.append([first_band, len(bands), table.dim, -1, table.num_rows, 0])
+            entries.append([first_band, len(bands), table.dim, -1, table.num_rows, 0, 0])
         self._bands = np.array(bands, np.int64).reshape(-1, BAND_COLUMNS)
         self._tables = np.array(entries, np.int64).reshape(-1, TABLE_COLUMNS)
         self._dims = {table.name: table.dim for table in tables}

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-# Bands: consecutive rows of a table in one format.
-FIRST_ROW, NUM_ROWS, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE = range(7)
-BAND_COLUMNS = 7
+# Bands: consecutive rows of a table in one format and one memory. ``ON_HOST``: whether a device
+# reads and writes them in the host's memory.
+FIRST_ROW, NUM_ROWS, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE, ON_HOST = range(8)
+BAND_COLUMNS = 8
 # Tables: their bands are consecutive. ``QAT`` is the format read through, -1 for none. ``SHARD`` is
 # the address of the number of buckets held here and then the buckets (see ``shards``), 0 for all.
-FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, SHARD = range(6)
-TABLE_COLUMNS = 6
+# ``TRAFFIC`` is that of the counters below, 0 for a table without rows in the host's memory.
+FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, SHARD, TRAFFIC = range(7)
+TABLE_COLUMNS = 7
+# Traffic, int64: look-ups, those of rows in the host's memory, bytes read from and written there.
+LOOKUPS, HOST_LOOKUPS, READ_BYTES, WRITTEN_BYTES = range(4)
+TRAFFIC_COLUMNS = 4
 # Features: bag b of a feature has the look-ups offsets[FIRST_OFFSET + b] to
 # offsets[FIRST_OFFSET + b + 1], and its result starts at out[OUT + b * OUT_STRIDE].
 TABLE, FIRST_OFFSET, NUM_BAGS, OUT, OUT_STRIDE, IS_MEAN = range(6)

@@ -6,7 +6,9 @@ gradients, applies the optimizer to the decoded row and writes it back with stoc
 One launch serves all tables, formats and bands; no gradient of a table's size exists.
 
 Rows lie at any byte, since a row with its state may have an odd size, so numbers are put together
-from bytes. Addresses are 64-bit. With ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
+from bytes. Addresses are 64-bit. A band may be in the host's memory, pinned: it is read and written
+there, and what crosses the bus is counted. With ``TRITON_INTERPRET=1`` the kernels run on CPU
+tensors.
 """
 
 import numpy as np
@@ -32,7 +34,7 @@ SGD, ROWWISE_ADAGRAD, ADAGRAD, ADAM = (
     tl.constexpr(OPTIMIZERS.index(name)) for name in ("sgd", "rowwise_adagrad", "adagrad", "adam")
 )
 
-FIRST_ROW, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE, BAND_COLUMNS = (
+FIRST_ROW, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE, ON_HOST, BAND_COLUMNS = (
     tl.constexpr(column)
     for column in (
         layout.FIRST_ROW,
@@ -41,10 +43,11 @@ FIRST_ROW, ADDRESS, ROW_STRIDE, ROW_BYTES, FORMAT, STATE, BAND_COLUMNS = (
         layout.ROW_BYTES,
         layout.FORMAT,
         layout.STATE,
+        layout.ON_HOST,
         layout.BAND_COLUMNS,
     )
 )
-FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, TABLE_COLUMNS = (
+FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, TRAFFIC, TABLE_COLUMNS = (
     tl.constexpr(column)
     for column in (
         layout.FIRST_BAND,
@@ -52,7 +55,17 @@ FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, TABLE_COLUMNS = (
         layout.DIM,
         layout.QAT,
         layout.TABLE_ROWS,
+        layout.TRAFFIC,
         layout.TABLE_COLUMNS,
+    )
+)
+LOOKUPS, HOST_LOOKUPS, READ_BYTES, WRITTEN_BYTES = (
+    tl.constexpr(column)
+    for column in (
+        layout.LOOKUPS,
+        layout.HOST_LOOKUPS,
+        layout.READ_BYTES,
+        layout.WRITTEN_BYTES,
     )
 )
 TABLE, FIRST_OFFSET, NUM_BAGS, OUT, OUT_STRIDE, IS_MEAN, FEATURE_COLUMNS = (
@@ -380,6 +393,13 @@ def _row_address(band, row):
 
 
 @triton.jit
+def _count(table, column, number):
+    """Adds to a counter of the table's traffic; see ``layout``."""
+    counters = tl.load(table + TRAFFIC).to(tl.pointer_type(tl.int64), bitcast=True)
+    tl.atomic_add(counters + column, number, sem="relaxed")
+
+
+@triton.jit
 def forward_kernel(
     bands,
     tables,
@@ -405,10 +425,13 @@ def forward_kernel(
         first = offsets + tl.load(feature + FIRST_OFFSET) + bag
         low, high = tl.load(first), tl.load(first + 1)
         total = tl.zeros([BLOCK], tl.float32)
+        on_host, read_bytes = low - low, low - low
         for i in range(low, high):
             row = tl.load(values + i)
             if (row >= 0) & (row < num_rows):
                 band = _band_of(bands, table, row)
+                on_host += tl.load(band + ON_HOST)
+                read_bytes += tl.load(band + ON_HOST) * tl.load(band + ROW_BYTES)
                 numbers = _load_row(tl.load(band + FORMAT), _row_address(band, row), dim, BLOCK)
                 if qat >= 0:
                     numbers = _through(qat, numbers, dim, BLOCK)
@@ -423,6 +446,10 @@ def forward_kernel(
         d = tl.arange(0, BLOCK)
         start = tl.load(feature + OUT) + bag * tl.load(feature + OUT_STRIDE)
         tl.store(out + start + d, total, mask=d < dim)
+        if tl.load(table + TRAFFIC) != 0:
+            _count(table, LOOKUPS, high - low)
+            _count(table, HOST_LOOKUPS, on_host)
+            _count(table, READ_BYTES, read_bytes)
 
 
 @triton.jit
@@ -552,6 +579,9 @@ def update_kernel(
         )
         noise = _noise(noise_key, d.to(tl.uint32))
         _store_row(code, address, w, noise, dim, BLOCK)
+        if tl.load(band + ON_HOST) != 0:
+            _count(table, READ_BYTES, tl.load(band + ROW_STRIDE))
+            _count(table, WRITTEN_BYTES, tl.load(band + ROW_STRIDE))
 
 
 def _block(tables: np.ndarray) -> int:
