@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.figures import Figure, write_figures
-from edorec.embedding.bands import Band
+from edorec.embedding.bands import NO_ROWS, Band
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.row_tables import EdoTableConfig
@@ -32,9 +32,12 @@ Tables = EdoEmbeddingBagCollection | FusedEmbeddingBagCollection
 
 
 def fbgemm(
-    optimizer: str, data_type: DataType = DataType.FP32, device: str = "cpu"
+    optimizer: str,
+    data_type: DataType = DataType.FP32,
+    device: str = "cpu",
+    cached_share: float | None = None,
 ) -> FusedEmbeddingBagCollection:
-    """FBGEMM's fused tables."""
+    """FBGEMM's fused tables; with a ``cached_share`` in unified memory with a cache of it."""
     return FusedEmbeddingBagCollection(
         [
             EmbeddingBagConfig(
@@ -54,13 +57,18 @@ def fbgemm(
         init_std=0.01,
         seed=0,
         device=torch.device(device),
+        uvm=() if cached_share is None else NAMES,
+        load_factor=cached_share or 1.0,
     )
 
 
 def edorec(
-    bands: list[Band], optimizer: str = "rowwise_adagrad", device: str = "cpu"
+    bands: list[Band],
+    optimizer: str = "rowwise_adagrad",
+    device: str = "cpu",
+    host_rows: range = NO_ROWS,
 ) -> EdoEmbeddingBagCollection:
-    """Our tables."""
+    """Our tables, with these rows of each in the host's memory."""
     return EdoEmbeddingBagCollection(
         [
             EdoTableConfig(
@@ -69,6 +77,7 @@ def edorec(
                 embedding_dim=DIM,
                 feature_names=[name],
                 bands=bands,
+                host_rows=host_rows,
             )
             for name in NAMES
         ],
