@@ -120,13 +120,13 @@ class RowTables:
     ) -> None:
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer}")
-        self.kernel = kernel or _default_kernel(tables, device)
+        self.kernel = kernel or _default_kernel(device)
         if self.kernel not in KERNELS:
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel}")
         if self.kernel == "cpu" and device.type != "cpu":
             raise ValueError(f"kernel cpu works on the CPU, got device {device}")
         if self.kernel == "triton":
-            _check_triton(tables)
+            _check_triton()
         elif device.type != "cpu" and any(table.host_rows for table in tables):
             raise ValueError(
                 f"kernel {self.kernel} reads no rows in the host's memory; take triton"
@@ -352,10 +352,8 @@ class RowTables:
         )
 
 
-def _default_kernel(tables: Sequence[EdoTableConfig], device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
-    return "triton" if all(table.shard.is_whole for table in tables) else "reference"
+def _default_kernel(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else "triton"
 
 
 def _fused_kernel(name: str) -> ModuleType | None:
@@ -365,15 +363,11 @@ def _fused_kernel(name: str) -> ModuleType | None:
     return cpu if name == "cpu" else None
 
 
-def _check_triton(tables: Sequence[EdoTableConfig]) -> None:
-    """Refuses what the Triton kernel cannot do."""
+def _check_triton() -> None:
     if find_spec("triton") is None:
         raise ValueError(
             "tables on a GPU need Triton, which CUDA builds of torch bring: pip install triton"
         )
-    parts = [table.name for table in tables if not table.shard.is_whole]
-    if parts:
-        raise ValueError(f"kernel triton takes whole tables; {parts[0]} is in shards")
 
 
 def _shard_array(shard: Shard) -> np.ndarray:

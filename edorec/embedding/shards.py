@@ -38,7 +38,8 @@ class Shard:
         if self.is_whole:
             return local
         size = len(self.buckets)
-        return local // size * NUM_BUCKETS + torch.tensor(self.buckets)[local % size]
+        buckets = torch.tensor(self.buckets, device=local.device)
+        return local // size * NUM_BUCKETS + buckets[local % size]
 
     def find(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Places of the rows that it holds among int64 rows of the table, and their local rows."""

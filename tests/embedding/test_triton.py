@@ -113,7 +113,19 @@ def test_triton_on_a_gpu_does_as_the_reference(row_format: str) -> None:
     assert_rows_alike(*rows, row_format)
 
 
-def test_tables_in_shards_are_refused() -> None:
-    part = table("items", 64, 8, shard=Shard((0, 1)))
-    with pytest.raises(ValueError, match="kernel triton takes whole tables; items is in shards"):
-        EdoEmbeddingBagCollection([part], kernel="triton")
+@pytest.mark.parametrize("buckets", [(3,), (0, 1, 63), tuple(range(1, 64, 2))])
+def test_shards_draw_the_random_numbers_of_their_rows(buckets: tuple[int, ...]) -> None:
+    bags = {"items": [[0, 2], [3]], "whole": [[1], [70]]}
+    rows = []
+    for kernel in ("triton", "reference"):
+        part = table("items", 192, 8, shard=Shard(buckets), format="int8", number=3)
+        whole = table("whole", 71, 8, format="int8")
+        collection = EdoEmbeddingBagCollection(
+            [part, whole], init_std=0.3, learning_rate=0.5, kernel=kernel
+        )
+        if len(buckets) == 1:  # it holds three rows
+            bags["items"] = [[0, 2], [1]]
+        collection(jagged(bags)).values().square().sum().backward()
+        rows.append([collection.tables.weight(name) for name in ("items", "whole")])
+    for ours, theirs in zip(*rows, strict=True):
+        assert torch.equal(ours, theirs)

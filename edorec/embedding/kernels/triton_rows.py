@@ -11,6 +11,8 @@ there, and what crosses the bus is counted. With ``TRITON_INTERPRET=1`` the kern
 tensors.
 """
 
+import ctypes
+
 import numpy as np
 import torch
 import triton
@@ -21,6 +23,7 @@ from edorec.embedding.kernels import layout
 from edorec.embedding.kernels.layout import Lookups
 from edorec.embedding.kernels.noise import GOLDEN_32, MIX_32, row_keys
 from edorec.embedding.optimizers import BETA_1, BETA_2, EPSILON, OPTIMIZERS, Step, keeps_idle_rows
+from edorec.embedding.shards import NUM_BUCKETS
 from edorec.embedding.states import LOG_LEVELS, LOWEST_EXPONENT, STATES, STEPS_PER_OCTAVE
 
 FP32, FP16, INT8, INT4, INT2, SPARSE28 = (
@@ -644,9 +647,12 @@ def backward(
     ends = torch.tensor([0, len(keys)], device=device)
     firsts = torch.cat([ends[:1], borders, ends[1:]])
     row_of = keys[firsts[:-1]]
-    seeds = torch.from_numpy(table_keys).to(device)
+    seeds, buckets, sizes = _on(device, table_keys, *_shards(tables))
+    table, local = row_of >> 32, row_of & 0xFFFFFFFF
+    size = sizes[table]
+    rows = local // size * NUM_BUCKETS + buckets[table, local % size]  # see ``Shard.rows``
     # Keys of rows are sums of table key and row, mixed; int64 sums wrap as they must.
-    noise_keys = row_keys(0, (row_of & 0xFFFFFFFF) + seeds[row_of >> 32]) & 0xFFFFFFFF
+    noise_keys = row_keys(0, rows + seeds[table]) & 0xFFFFFFFF
     rate, decay, moment_correction, square_correction = step.numbers().tolist()
     update_kernel[(len(row_of),)](
         *_on(device, bands, tables),
@@ -666,6 +672,17 @@ def backward(
         BLOCK=_block(tables),
         **OPTIONS,
     )
+
+
+def _shards(tables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By table the buckets that are here, int64 (T, 64) from the left, and how many."""
+    buckets = np.tile(np.arange(NUM_BUCKETS), (len(tables), 1))
+    sizes = np.full(len(tables), NUM_BUCKETS)
+    for table in np.flatnonzero(tables[:, layout.SHARD]):
+        held = (ctypes.c_int64 * (1 + NUM_BUCKETS)).from_address(int(tables[table, layout.SHARD]))
+        sizes[table] = held[0]
+        buckets[table, : held[0]] = held[1 : 1 + held[0]]
+    return buckets, sizes
 
 
 def _sorted_lookups(lookups: Lookups) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
