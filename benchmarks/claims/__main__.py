@@ -9,18 +9,35 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.claims import monitor, paging, shared_vocabularies, tied_layers
+from benchmarks.claims import (
+    headline,
+    monitor,
+    paging,
+    shared_vocabularies,
+    small_rows,
+    storages,
+    tied_layers,
+)
 from benchmarks.claims.row import Options, Row, Side
 from benchmarks.figures import write_figures
 
 ROWS = {
+    "S1": storages.fp16,
+    "S1-bands": storages.hot_fp32,
+    "S2": small_rows.sparse28,
+    "S2-pq": small_rows.product_quantization,
     "S3": tied_layers.row,
     "S4": shared_vocabularies.ecommerce,
     "S4-kuairand": shared_vocabularies.kuairand,
     "S5": paging.chunks,
     "S6": paging.larger_than_memory,
+    "S7": storages.rare_fp32,
+    "S7-opposite": storages.rare_int2,
+    "S8": shared_vocabularies.levels,
     "S9": paging.page_rows,
     "S10": monitor.row,
+    "S11": storages.low_precision,
+    "S12": headline.row,
 }
 
 
