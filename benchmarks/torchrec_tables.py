@@ -131,6 +131,9 @@ class TorchrecTables(nn.Module):
             for name, weight in self._weights().items()
         }
 
+    def paging(self) -> None:
+        """Nothing is paged."""
+
     def table_bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes of rows and of optimizer state."""
         return {

@@ -108,7 +108,7 @@ def train(name: str, common: list[str]) -> Result:
         )
         recommender = replace(recommender, tables=tables)
     with tempfile.TemporaryDirectory() as folder:
-        _, step, seconds = fit(
+        state, seconds = fit(
             recommender,
             prepared,
             config,
@@ -120,7 +120,7 @@ def train(name: str, common: list[str]) -> Result:
     peak = peak_rss_bytes()
     tasks, _ = evaluate_split(recommender, prepared, "test", config=config, verbosity=-1)
     return {
-        "rows_per_second": step.num_rows / seconds,
+        "rows_per_second": state.step.num_rows / seconds,
         "peak_rss_bytes": peak,
         "table_bytes": sum(sum(sizes) for sizes in recommender.tables.table_bytes().values()),
         "auc": tasks[TASK]["auc"],
