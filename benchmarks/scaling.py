@@ -68,8 +68,9 @@ def build(sharding: str, rows: int, processes: Processes) -> Any:
     if processes.world_size == 1:
         return EdoEmbeddingBagCollection(configs, **settings)
     placements = place_tables(
+        configs,
         dict.fromkeys(NAMES, rows),
-        dict.fromkeys(NAMES, rows),
+        bag_sizes=dict.fromkeys(NAMES, 1.0),
         sharding=sharding,
         world_size=processes.world_size,
     )

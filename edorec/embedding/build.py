@@ -230,11 +230,12 @@ def build_tables(
     }
     if processes.world_size > 1:
         shardings = place_tables(
+            configs,
             {
                 name: num_bytes(table, dim=dims[name], optimizer=embedding.optimizer)
                 for name, table in bands.items()
             },
-            {table.name: table.num_embeddings for table in configs},
+            bag_sizes={name: int(counts[name].sum()) / len(users[name]) for name in row_maps},
             sharding=embedding.sharding,
             world_size=processes.world_size,
         )

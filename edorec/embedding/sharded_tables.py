@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band
@@ -15,37 +15,47 @@ from edorec.embedding.kernels.layout import UpdateWatch
 from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharding import Placement, shard_tables
 from edorec.embedding.shards import NUM_BUCKETS, WHOLE, Shard, deal_buckets
+from edorec.embedding.torchrec_plan import plan_owners
 from edorec.processes import Processes
 
 EMPTY = Shard(())
 
 
 def place_tables(
-    sizes: Mapping[str, int], rows: Mapping[str, int], *, sharding: str, world_size: int
+    tables: Sequence[EmbeddingBagConfig],
+    sizes: Mapping[str, int],
+    *,
+    bag_sizes: Mapping[str, float],
+    sharding: str,
+    world_size: int,
 ) -> dict[str, Placement]:
     """Which process holds which rows.
 
     Args:
+        tables: of the run.
         sizes: bytes by table.
-        rows: by table.
-        sharding: table_wise, the largest table first to the process that has least; or row_wise,
-            each table with a row or more a bucket in shards of equal size, smaller ones whole.
+        bag_sizes: see ``plan_owners``.
+        sharding: table_wise, whole tables dealt by torchrec's planner; or row_wise, each table with
+            a row or more a bucket in shards of equal size, smaller ones whole.
         world_size: number of processes.
 
     Raises:
         ValueError: if there are more processes than buckets.
     """
-    placements, held = {}, [0.0] * world_size
-    for turn, name in enumerate(sorted(sizes, key=lambda name: (-sizes[name], name))):
-        if sharding == "row_wise" and rows[name] >= NUM_BUCKETS:
-            shards = deal_buckets(world_size, first=turn % world_size)
-            placements[name] = Placement(tuple(shards))
-            held = [size + sizes[name] / world_size for size in held]
-        else:
-            owner = min(range(world_size), key=lambda rank: (held[rank], rank))
-            shards = [WHOLE if rank == owner else EMPTY for rank in range(world_size)]
-            placements[name] = Placement(tuple(shards))
-            held[owner] += sizes[name]
+    rows = {table.name: table.num_embeddings for table in tables}
+    spread = [name for name in rows if sharding == "row_wise" and rows[name] >= NUM_BUCKETS]
+    owners = plan_owners(
+        [table for table in tables if table.name not in spread],
+        sizes,
+        bag_sizes=bag_sizes,
+        world_size=world_size,
+    )
+    placements = {}
+    for name, owner in owners.items():
+        shards = [WHOLE if rank == owner else EMPTY for rank in range(world_size)]
+        placements[name] = Placement(tuple(shards))
+    for turn, name in enumerate(sorted(spread, key=lambda name: (-sizes[name], name))):
+        placements[name] = Placement(tuple(deal_buckets(world_size, first=turn % world_size)))
     return placements
 
 

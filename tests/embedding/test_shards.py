@@ -46,18 +46,34 @@ def test_more_processes_than_buckets_are_refused() -> None:
         deal_buckets(65, first=0)
 
 
-def test_small_tables_stay_whole_and_large_ones_fill_the_emptiest() -> None:
-    sizes, rows = {"a": 100, "b": 60, "c": 50, "d": 1}, {"a": 640, "b": 63, "c": 63, "d": 1}
-    whole = place_tables(sizes, rows, sharding="table_wise", world_size=2)
-    assert {name: placement.owner for name, placement in whole.items()} == {
-        "a": 0,
-        "b": 1,
-        "c": 1,
-        "d": 0,
-    }
-    spread = place_tables(sizes, rows, sharding="row_wise", world_size=2)
-    assert spread["a"].owner is None
-    assert {spread[name].owner for name in "bcd"} == {0, 1}
+def placed(
+    rows: dict[str, int], sharding: str, *, row_bytes: int = 24, **bag_sizes: float
+) -> dict[str, int | None]:
+    """By table its owner among two processes."""
+    placements = place_tables(
+        [EdoTableConfig(name=name, num_embeddings=rows[name], embedding_dim=16) for name in rows],
+        {name: num_rows * row_bytes for name, num_rows in rows.items()},
+        bag_sizes=dict.fromkeys(rows, 1.0) | bag_sizes,
+        sharding=sharding,
+        world_size=2,
+    )
+    return {name: placement.owner for name, placement in placements.items()}
+
+
+def test_whole_tables_are_dealt_so_that_look_ups_and_bytes_are_even() -> None:
+    rows = {"a": 5_000_000, "b": 10, "c": 5_000_000, "d": 4}
+    owners = placed(rows, "table_wise")
+    assert sorted(owners.values()) == [0, 0, 1, 1]
+    assert owners["a"] != owners["c"], "both large ones in one process would be as fast"
+    busy = placed(rows, "table_wise", b=10.0)
+    assert [name for name, owner in busy.items() if owner == busy["b"]] == ["b"]
+
+
+def test_small_tables_stay_whole_and_large_ones_are_spread() -> None:
+    owners = placed({"a": 640, "b": 63, "c": 63, "d": 1}, "row_wise")
+    assert owners["a"] is None
+    assert {owners[name] for name in "bcd"} == {0, 1}
+    assert placed({"a": 64}, "row_wise") == {"a": None}
 
 
 @pytest.mark.parametrize("kernel", ["cpu", "reference"])
