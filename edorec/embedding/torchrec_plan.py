@@ -132,7 +132,7 @@ def _no_rows(names: list[str]) -> EdoEmbeddingBagCollection:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The planner logs its whole plan, and warnings about topologies that are not of a data centre."""
+    """The planner logs its whole plan, and warnings about how a topology is made."""
     logger = logging.getLogger("torchrec.distributed.planner")
     level = logger.level
     logger.setLevel(logging.ERROR)
