@@ -19,7 +19,7 @@ from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.formats import FORMATS
 from edorec.embedding.formats.row_format import as_numbers
 from edorec.embedding.kernels import cpu
-from edorec.embedding.kernels.layout import Lookups
+from edorec.embedding.kernels.layout import BAND_COLUMNS, TABLE_COLUMNS, Lookups
 from edorec.embedding.kernels.noise import row_keys, row_noise, table_key
 from edorec.embedding.optimizers import OPTIMIZERS, Step
 from edorec.embedding.states import STATES
@@ -358,13 +358,14 @@ def test_b40_addresses_and_rows_are_64_bit(rows: tuple[int, int, int]) -> None:
     before = memory.copy()
     bands = np.array(
         [
-            [0, rows[1], addressed(memory[0], rows[0], stride), stride, stride, 0, 0],
-            [rows[1], rows[2] - rows[1], memory[1].ctypes.data, stride, stride, 0, 0],
-            [rows[2], num_rows - rows[2], memory[2].ctypes.data, stride, stride, 0, 0],
+            [0, rows[1], addressed(memory[0], rows[0], stride), stride, stride, 0, 0, 0],
+            [rows[1], rows[2] - rows[1], memory[1].ctypes.data, stride, stride, 0, 0, 0],
+            [rows[2], num_rows - rows[2], memory[2].ctypes.data, stride, stride, 0, 0, 0],
         ],
         np.int64,
     )
-    tables = np.array([[0, 3, dim, -1, num_rows, 0]], np.int64)
+    tables = np.array([[0, 3, dim, -1, num_rows, 0, 0]], np.int64)
+    assert (bands.shape[1], tables.shape[1]) == (BAND_COLUMNS, TABLE_COLUMNS)
     values = torch.tensor([rows[2], rows[0], rows[2], rows[1]])
     lookups = Lookups(
         features=np.array([[0, 0, 4, 0, dim, 0]], np.int64),
