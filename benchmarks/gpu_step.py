@@ -145,7 +145,7 @@ def figures_in_two_memories(num_rounds: int) -> list[Figure]:
     for name, contender in tables.items():
         paging = contender.paging()
         assert paging is not None
-        device_bytes = paging.get("device_bytes", paging.get("cache_bytes"))
+        device_bytes = paging["device_bytes" if "device_bytes" in paging else "cache_bytes"]
         read = paging["read_bytes"] / num_steps / 1e6
         figures.append(Figure(f"{name}: bytes on the device", device_bytes / 1e6, "MB"))
         figures.append(Figure(f"{name}: hit rate", paging["hit_rate"], "ratio"))

@@ -194,6 +194,7 @@ def measure(run_dir: Path, num_rounds: int) -> list[Figure]:
         theirs = torchrec_module(model, run_dir)
         data = load_run(run_dir).config.data
         torch.set_num_threads(1)  # the run's settings have changed it
+        assert data.test is not None
         files = open_files(data.test, folder=data.folder, key="data.test")
         _, log = next(chunks(files, model.reader.columns))
         for batch_size, times in BATCHES.items():

@@ -21,7 +21,7 @@ from edorec.config import RunConfig
 from edorec.embedding.kernels.layout import UpdateWatch
 from edorec.recommender import Recommender
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD,
     "rowwise_adagrad": RowWiseAdagrad,
     "adagrad": torch.optim.Adagrad,

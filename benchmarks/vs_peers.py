@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from rich.console import Console
+from ruamel.yaml import YAML
 
 from benchmarks.figures import Figure, write_figures
 from edorec.config import RunConfig, load_config
@@ -65,14 +65,14 @@ def write_config(folder: Path) -> str:
     }
     content["data"]["folder"] = str(Path(content["data"]["folder"]).resolve())
     path = folder / "scalar.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    YAML(typ="safe").dump(content, path)
     return str(path)
 
 
 def write_rows(config: RunConfig, prepared: Prepared, path: Path) -> None:
     """What edorec's model would see, as arrays (``benchmarks/peers/common.py``)."""
     row_maps = table_maps(config, prepared.vocabularies).row_maps
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for split in ("train", "valid", "test"):
         batches = list(_batches(config, prepared, split, row_maps))
         arrays[f"{split}_rows"] = np.concatenate(

@@ -103,7 +103,8 @@ def train(name: str, common: list[str]) -> Result:
     recommender = build_recommender(config, prepared.vocabularies, device=device)
     kind = CONTENDERS[name].torchrec
     if kind is not None:
-        tables = TorchrecTables(
+        # It has what training on one device without paging calls, not the whole protocol.
+        tables: Any = TorchrecTables(
             recommender, config, lists=prepared.list_features, is_fused=kind == "fused"
         )
         recommender = replace(recommender, tables=tables)

@@ -32,7 +32,7 @@ BANDS = {
         {"format": "int2", "state": "log8"},
     ]
 }
-TOLERANCE = {"cpu": 0.0, "cuda": 1e-4}
+TOLERANCE = {"cpu": 0.0, "cuda": 1e-5}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -13,14 +13,7 @@ from edorec.data.schema import SparseFeature, is_sequence
 from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
-from edorec.embedding.bands import (
-    NO_ROWS,
-    Band,
-    Formats,
-    num_bytes,
-    plan_bands,
-    with_formats,
-)
+from edorec.embedding.bands import NO_ROWS, Band, Formats, num_bytes, plan_bands, with_formats
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.host_rows import bytes_of_rows, choose_host_rows

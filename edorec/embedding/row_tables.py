@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchrec.modules.embedding_configs import (
-    EmbeddingBagConfig,
-)
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from edorec.embedding.bands import (
     NO_ROWS,

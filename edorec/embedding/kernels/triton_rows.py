@@ -647,12 +647,12 @@ def backward(
     ends = torch.tensor([0, len(keys)], device=device)
     firsts = torch.cat([ends[:1], borders, ends[1:]])
     row_of = keys[firsts[:-1]]
-    seeds, buckets, sizes = _on(device, table_keys, *_shards(tables))
-    table, local = row_of >> 32, row_of & 0xFFFFFFFF
-    size = sizes[table]
-    rows = local // size * NUM_BUCKETS + buckets[table, local % size]  # see ``Shard.rows``
+    (seeds,) = _on(device, table_keys)
+    table, row = row_of >> 32, row_of & 0xFFFFFFFF
+    if tables[:, layout.SHARD].any():
+        row = _global_rows(tables, table, row)
     # Keys of rows are sums of table key and row, mixed; int64 sums wrap as they must.
-    noise_keys = row_keys(0, rows + seeds[table]) & 0xFFFFFFFF
+    noise_keys = row_keys(0, row + seeds[table]) & 0xFFFFFFFF
     rate, decay, moment_correction, square_correction = step.numbers().tolist()
     update_kernel[(len(row_of),)](
         *_on(device, bands, tables),
@@ -674,15 +674,17 @@ def backward(
     )
 
 
-def _shards(tables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By table the buckets that are here, int64 (T, 64) from the left, and how many."""
-    buckets = np.tile(np.arange(NUM_BUCKETS), (len(tables), 1))
-    sizes = np.full(len(tables), NUM_BUCKETS)
+def _global_rows(tables: np.ndarray, table_N: torch.Tensor, local_N: torch.Tensor) -> torch.Tensor:
+    """Rows of whole tables, int64 (N); see ``Shard.rows``."""
+    buckets_TB = np.tile(np.arange(NUM_BUCKETS), (len(tables), 1))
+    sizes_T = np.full(len(tables), NUM_BUCKETS)
     for table in np.flatnonzero(tables[:, layout.SHARD]):
         held = (ctypes.c_int64 * (1 + NUM_BUCKETS)).from_address(int(tables[table, layout.SHARD]))
-        sizes[table] = held[0]
-        buckets[table, : held[0]] = held[1 : 1 + held[0]]
-    return buckets, sizes
+        sizes_T[table] = held[0]
+        buckets_TB[table, : held[0]] = held[1 : 1 + held[0]]
+    buckets, sizes = _on(local_N.device, buckets_TB, sizes_T)
+    size_N = sizes[table_N]
+    return local_N // size_N * NUM_BUCKETS + buckets[table_N, local_N % size_N]
 
 
 def _sorted_lookups(lookups: Lookups) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
