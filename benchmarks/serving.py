@@ -33,7 +33,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import edorec
 from benchmarks.figures import Figure, write_figures
 from edorec.config import load_config
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_of
 from edorec.serving.export import export, load_run
 from edorec.serving.files import chunks, open_files
 from edorec.serving.formats import parse_formats
@@ -103,7 +103,7 @@ def torchrec_module(model: ServingModel, run_dir: Path) -> torch.jit.ScriptModul
     )
     for table in served:
         rows = [
-            FORMATS[band.format].decode(
+            format_of(band.format).decode(
                 torch.from_numpy(np.fromfile(model.folder / band.file, np.uint8)).view(
                     band.num_rows, -1
                 ),

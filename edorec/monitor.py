@@ -18,7 +18,7 @@ import torch
 
 from edorec.embedding.admission import I64, RowMap
 from edorec.embedding.build import EmbeddingTables
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import FORMATS, format_of, kind_of
 from edorec.embedding.tables import MonitorConfig
 from edorec.memory_use import MemoryUse, format_bytes, memory_uses, own_memory_bytes, parse_bytes
 from edorec.planning.costs import losses, option_of
@@ -165,7 +165,9 @@ class MemoryMonitor:
                 end_row = first_row + band.num_rows
                 target = self._smaller(band.format, self._dims[table], last)
                 if target is not None:
-                    sizes = [FORMATS[f].row_bytes(self._dims[table]) for f in (band.format, target)]
+                    sizes = [
+                        format_of(f).row_bytes(self._dims[table]) for f in (band.format, target)
+                    ]
                     loss = self._loss(table, first_row, end_row, target)
                     loss -= self._loss(table, first_row, end_row, band.format)
                     freed = band.num_rows * (sizes[0] - sizes[1])
@@ -175,9 +177,9 @@ class MemoryMonitor:
 
     def _smaller(self, row_format: str, dim: int, last: int) -> str | None:
         """The next format whose rows are smaller, None if there is none."""
-        size = FORMATS[row_format].row_bytes(dim)
-        for name in TRAINED[TRAINED.index(row_format) + 1 : last + 1]:
-            if FORMATS[name].row_bytes(dim) < size:
+        size = format_of(row_format).row_bytes(dim)
+        for name in TRAINED[TRAINED.index(kind_of(row_format)) + 1 : last + 1]:
+            if format_of(name).row_bytes(dim) < size:
                 return name
         return None
 

@@ -137,7 +137,7 @@ def test_faults_inside_bands_are_told_as_elsewhere(tmp_path):
         ),
         (
             "memory.bands=[{format: sparse28}]",
-            "memory.bands.0.format: wanted one of fp32, fp16, int8, int4, int2, got 'sparse28'",
+            "memory.bands.0.format: wanted one of fp32, fp16, int8, int4, int2, ternary, got 'sparse28'",
         ),
         (
             "memory.bands=[{format: int8, min_count: -1}]",

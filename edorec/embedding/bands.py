@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from edorec.embedding.admission import I64, RowMap
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_of
 from edorec.embedding.optimizers import initial_state, state_bytes
 from edorec.embedding.shards import WHOLE, Shard
 from edorec.embedding.states import STATES
@@ -33,7 +33,7 @@ class Band:
 
     Attributes:
         num_rows: how many.
-        format: row format, one of ``formats.FORMATS``.
+        format: row format, see ``formats.format_of``.
         state: format of row-wise Adagrad's accumulator, one of ``states.STATES``.
     """
 
@@ -44,9 +44,7 @@ class Band:
     def __post_init__(self) -> None:
         if self.num_rows < 0:
             raise ValueError(f"num_rows must be at least 0, got {self.num_rows}")
-        if self.format not in FORMATS:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {self.format}")
-        if not FORMATS[self.format].trains:
+        if not format_of(self.format).trains:
             raise ValueError(f"rows cannot be updated in {self.format}; use it for qat")
         if self.state not in STATES:
             raise ValueError(f"state must be one of {', '.join(STATES)}, got {self.state}")
@@ -72,6 +70,13 @@ def with_formats(bands: Sequence[Band], formats: Sequence[Sequence[str]]) -> lis
     return [
         replace(band, format=row_format, state=state)
         for band, (row_format, state) in zip(with_rows, formats, strict=True)
+    ]
+
+
+def with_step(bands: Sequence[Band], step: float) -> list[Band]:
+    """The bands, ternary ones with this step."""
+    return [
+        replace(b, format=f"{b.format}:{step:g}") if b.format == "ternary" else b for b in bands
     ]
 
 
@@ -112,7 +117,7 @@ class BandMemory:
         self.number, self.piece = number, piece
         self.first_row = first_row
         self.on_host = on_host
-        self.row_bytes = FORMATS[band.format].row_bytes(dim)
+        self.row_bytes = format_of(band.format).row_bytes(dim)
         self.state_bytes = state_bytes(optimizer, dim=dim, state=STATES[band.state])
         stride = self.row_bytes + self.state_bytes
         size = band.num_rows * stride
@@ -137,7 +142,7 @@ class BandMemory:
         Raises:
             ValueError: if a row of that format is not smaller.
         """
-        before, after = FORMATS[self.band.format], FORMATS[row_format]
+        before, after = format_of(self.band.format), format_of(row_format)
         row_bytes = after.row_bytes(dim)
         if row_bytes >= self.row_bytes:
             raise ValueError(f"a row of {row_format} is no smaller than one of {before.name}")
@@ -216,7 +221,7 @@ def num_bytes(bands: Sequence[Band], *, dim: int, optimizer: str) -> int:
     return sum(
         band.num_rows
         * (
-            FORMATS[band.format].row_bytes(dim)
+            format_of(band.format).row_bytes(dim)
             + state_bytes(optimizer, dim=dim, state=STATES[band.state])
         )
         for band in bands
@@ -314,7 +319,7 @@ def init_bands(
             high = min(first + len(held), memory.first_row + memory.band.num_rows)
             if low >= high:
                 continue
-            rows = FORMATS[memory.band.format].encode(values[low - first : high - first], nearest)
+            rows = format_of(memory.band.format).encode(values[low - first : high - first], nearest)
             target = memory.rows_RS[low - memory.first_row : high - memory.first_row]
             target[:, : memory.row_bytes] = rows.to(target.device)
             target[:, memory.row_bytes :] = initial_state(

@@ -13,7 +13,15 @@ from edorec.data.schema import SparseFeature, is_sequence
 from edorec.embedding import fused
 from edorec.embedding.accounting import TableBytes
 from edorec.embedding.admission import I64, RowMap
-from edorec.embedding.bands import NO_ROWS, Band, Formats, num_bytes, plan_bands, with_formats
+from edorec.embedding.bands import (
+    NO_ROWS,
+    Band,
+    Formats,
+    num_bytes,
+    plan_bands,
+    with_formats,
+    with_step,
+)
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.fused import FusedEmbeddingBagCollection
 from edorec.embedding.host_rows import bytes_of_rows, choose_host_rows
@@ -123,7 +131,10 @@ def build_tables(
     """
     placements = placements_of(memory, row_maps, device=device)
     bands = {
-        name: plan_bands(memory.bands_of(name), row_map=row_map, counts=counts[name])
+        name: with_step(
+            plan_bands(memory.bands_of(name), row_map=row_map, counts=counts[name]),
+            embedding.learning_rate,
+        )
         for name, row_map in row_maps.items()
     }
     if formats is not None:

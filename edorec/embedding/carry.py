@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from edorec.embedding.admission import I64, RANK_MASK, RowMap
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_of
 from edorec.embedding.states import STATES
 
 CHUNK_ROWS = 1 << 14
@@ -139,7 +139,7 @@ def _bands(state: State, dim: int) -> list[_Band]:
     for key, rows in state.items():
         _, row_format, state_format, *_ = key.split("_")
         first = bands[-1].first_row + len(bands[-1].rows_RS) if bands else 0
-        row_bytes = FORMATS[row_format].row_bytes(dim)
+        row_bytes = format_of(row_format).row_bytes(dim)
         bands.append(_Band(first, rows, (row_format, state_format), row_bytes))
     return bands
 
@@ -149,8 +149,8 @@ def _encoded(
 ) -> torch.Tensor:
     """Rows and their state in the formats of another band, rounded to the nearest."""
     nearest = torch.tensor(0.5)
-    values = FORMATS[source.formats[0]].decode(rows_RS[:, : source.row_bytes], dim)
-    rows = FORMATS[target.formats[0]].encode(values, nearest)
+    values = format_of(source.formats[0]).decode(rows_RS[:, : source.row_bytes], dim)
+    rows = format_of(target.formats[0]).encode(values, nearest)
     states = rows_RS[:, source.row_bytes :]
     if optimizer == "rowwise_adagrad" and source.formats[1] != target.formats[1]:
         sums = STATES[source.formats[1]].decode(states.contiguous())

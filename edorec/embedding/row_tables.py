@@ -23,7 +23,7 @@ from edorec.embedding.bands import (
     whole_bands,
 )
 from edorec.embedding.carry import Origin, carry_rows
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import SELF_SCALED, format_code, format_of
 from edorec.embedding.host_rows import Traffic
 from edorec.embedding.kernels import cpu, reference
 from edorec.embedding.kernels.layout import Lookups, UpdateWatch, index_of
@@ -80,9 +80,9 @@ class EdoTableConfig(EmbeddingBagConfig):
             )
         if num_rows > MOST_ROWS:
             raise ValueError(f"table {self.name}: {num_rows} rows are more than {MOST_ROWS}")
-        if self.qat is not None and self.qat not in FORMATS:
+        if self.qat is not None and self.qat not in SELF_SCALED:
             raise ValueError(
-                f"table {self.name}: qat must be one of {', '.join(FORMATS)}, got {self.qat}"
+                f"table {self.name}: qat must be one of {', '.join(SELF_SCALED)}, got {self.qat}"
             )
 
 
@@ -195,7 +195,7 @@ class RowTables:
         for config, memories, shard in entries:
             first_band = len(bands)
             bands += [_band_entry(memory) for memory in memories]
-            qat = -1 if config.qat is None else index_of(list(FORMATS), config.qat)
+            qat = -1 if config.qat is None else format_code(config.qat)
             num_rows = config.shard.count_below(config.num_embeddings)
             address = 0 if config.shard.is_whole else shard.ctypes.data
             traffic = self._traffic.address if config.host_rows else 0
@@ -210,7 +210,7 @@ class RowTables:
                     reference.BandRows(
                         memory.first_row,
                         memory.rows_RS,
-                        FORMATS[memory.band.format],
+                        format_of(memory.band.format),
                         STATES[memory.band.state],
                     )
                     for memory in memories
@@ -344,7 +344,7 @@ class RowTables:
         dim = self.configs[index].embedding_dim
         return torch.cat(
             [
-                FORMATS[m.band.format].decode(m.rows_RS[:, : m.row_bytes], dim).to(self.device)
+                format_of(m.band.format).decode(m.rows_RS[:, : m.row_bytes], dim).to(self.device)
                 for m in self.memories[index]
             ]
         )
@@ -392,7 +392,7 @@ def _band_entry(memory: BandMemory) -> list[int]:
         memory.rows_RS.data_ptr(),
         memory.rows_RS.shape[1],
         memory.row_bytes,
-        index_of(list(FORMATS), memory.band.format),
+        format_code(memory.band.format),
         index_of(list(STATES), memory.band.state),
         memory.on_host,
     ]

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from edorec.sections import Section
 
-TrainedFormat = Literal["fp32", "fp16", "int8", "int4", "int2"]
+SelfScaledFormat = Literal["fp32", "fp16", "int8", "int4", "int2"]
+TrainedFormat = Literal[SelfScaledFormat, "ternary"]
 StateName = Literal["fp32", "bf16", "log8"]
 Placement = Literal["ram", "disk", "device", "uvm"]
 
@@ -52,7 +53,9 @@ class BandConfig(Section):
         ge=0,
         description="Ids seen at least so often in training; those of the bands before excluded.",
     )
-    format: TrainedFormat = Field(description="Row format.")
+    format: TrainedFormat = Field(
+        description="Row format; the step of ternary rows is embedding.learning_rate."
+    )
     state: StateName = Field(
         "fp32", description="Format of row-wise Adagrad's accumulator: 4, 2 or 1 bytes a row."
     )
@@ -107,7 +110,7 @@ class MonitorConfig(Section):
         description="Tables are then made smaller until this share more would be free.",
     )
     min_seconds: float = Field(30.0, ge=0, description="Seconds from one such change to the next.")
-    smallest_format: TrainedFormat = Field(
+    smallest_format: SelfScaledFormat = Field(
         "int8", description="No table is made smaller than this format."
     )
     stop_below: float = Field(

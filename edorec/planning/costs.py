@@ -15,7 +15,7 @@ every look-up of a new id the same. The constants come from runs (docs/planning.
 import math
 from dataclasses import dataclass, replace
 
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_of
 from edorec.embedding.optimizers import state_bytes
 from edorec.embedding.states import STATES
 from edorec.planning.value import F64, Classes, Worth
@@ -44,7 +44,7 @@ class Option:
     def row_bytes(self, dim: int, optimizer: str) -> int:
         """Bytes of a row and its state."""
         state = state_bytes(optimizer, dim=dim, state=STATES[self.state])
-        return FORMATS[self.format].row_bytes(dim) + state
+        return format_of(self.format).row_bytes(dim) + state
 
 
 # The largest first. Rounding and noise fall by 4 with each bit of a code.
@@ -54,6 +54,7 @@ OPTIONS = (
     Option("int8", "log8", 1e-4, 2.4e-6),
     Option("int4", "log8", 0.006, 4e-4),
     Option("int2", "log8", 0.15, 1e-2),
+    Option("ternary", "log8", 0.15, 2e-2),
 )
 
 

@@ -15,7 +15,7 @@ from edorec.data.schema import VocabularyConfig
 from edorec.embedding.accounting import FP32_BYTES, STATE_BYTES
 from edorec.embedding.admission import I64, MIN_COUNT, RowMap, build_row_map
 from edorec.embedding.bands import bucket_lookups, plan_bands
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_of
 from edorec.embedding.optimizers import state_bytes
 from edorec.embedding.states import STATES
 from edorec.embedding.task_tables import task_name
@@ -273,7 +273,7 @@ def _planned_table(
             for band, rows in zip(bands, own_rows, strict=True)
         ),
         weights_bytes=sum(
-            band.num_rows * FORMATS[band.format].row_bytes(table.dim) for band in planned
+            band.num_rows * format_of(band.format).row_bytes(table.dim) for band in planned
         ),
         optimizer_bytes=sum(
             band.num_rows * size for band, size in zip(planned, states, strict=True)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import SELF_SCALED, format_of
 from edorec.errors import InputError
 from edorec.serving import pq
 from edorec.serving.tables import PQ
 
 AS_TRAINED, AUTO = "as-trained", "auto"
-NAMES = (AS_TRAINED, *FORMATS, PQ)
+NAMES = (AS_TRAINED, *SELF_SCALED, PQ)
 
 
 @dataclass(frozen=True)
@@ -98,4 +98,4 @@ def served_format(wanted: str, *, trained: str, dim: int) -> str:
 
 def bytes_of(row_format: str, dim: int) -> int:
     """Bytes of a row."""
-    return pq.row_bytes(dim) if row_format == PQ else FORMATS[row_format].row_bytes(dim)
+    return pq.row_bytes(dim) if row_format == PQ else format_of(row_format).row_bytes(dim)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_code, format_of
 from edorec.embedding.kernels import cpu
-from edorec.embedding.kernels.layout import BAND_COLUMNS, TABLE_COLUMNS, Lookups, index_of
+from edorec.embedding.kernels.layout import BAND_COLUMNS, TABLE_COLUMNS, Lookups
 from edorec.serving import pq
 
 PQ = "pq"
@@ -131,11 +131,11 @@ class ServedTables:
                     codes = data.reshape(band.num_rows, -1)
                     pq_bands = self._pq.setdefault(number, [])
                     pq_bands.append(_PqBand(first_row, codes, centroids))
-                    entry += [self._zeros.ctypes.data, 0, 0, index_of(list(FORMATS), "fp32"), 0, 0]
+                    entry += [self._zeros.ctypes.data, 0, 0, format_code("fp32"), 0, 0]
                 else:
                     self._maps.append(data)
-                    row_bytes = FORMATS[band.format].row_bytes(table.dim)
-                    code = index_of(list(FORMATS), band.format)
+                    row_bytes = format_of(band.format).row_bytes(table.dim)
+                    code = format_code(band.format)
                     entry += [data.ctypes.data, row_bytes, row_bytes, code, 0, 0]
                 bands.append(entry)
                 first_row += band.num_rows
@@ -233,8 +233,8 @@ def _places(ids: Ids, max_length: int) -> list[Ids]:
 
 def decode_rows(source_RS: torch.Tensor, order: I64, *, row_format: str, dim: int) -> torch.Tensor:
     """Rows of a trained band, float32 (len(order), D)."""
-    chosen = source_RS[torch.from_numpy(order), : FORMATS[row_format].row_bytes(dim)]
-    return FORMATS[row_format].decode(chosen, dim)
+    chosen = source_RS[torch.from_numpy(order), : format_of(row_format).row_bytes(dim)]
+    return format_of(row_format).decode(chosen, dim)
 
 
 def write_rows(
@@ -261,10 +261,10 @@ def write_rows(
         for start in range(0, len(order), CHUNK_ROWS):
             part = order[start : start + CHUNK_ROWS]
             if from_format == to_format:
-                rows = source_RS[torch.from_numpy(part), : FORMATS[to_format].row_bytes(dim)]
+                rows = source_RS[torch.from_numpy(part), : format_of(to_format).row_bytes(dim)]
             else:
                 values = decode_rows(source_RS, part, row_format=from_format, dim=dim)
-                rows = FORMATS[to_format].encode(values, nearest)
+                rows = format_of(to_format).encode(values, nearest)
             file.write(rows.contiguous().numpy().tobytes())
 
 

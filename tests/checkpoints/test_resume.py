@@ -105,7 +105,8 @@ def test_b50_two_interruptions_change_nothing(
                 "bands": [
                     {"min_count": 30, "format": "int8"},
                     {"min_count": 5, "format": "int4", "state": "bf16"},
-                    {"format": "int2", "state": "log8"},
+                    {"min_count": 2, "format": "int2", "state": "log8"},
+                    {"format": "ternary", "state": "log8"},
                 ],
             }
         },

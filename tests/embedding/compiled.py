@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_code, format_of
 from edorec.embedding.kernels import cpu
 from edorec.embedding.kernels.noise import row_keys, row_noise
 from edorec.embedding.kernels.primitives import row_key
@@ -71,11 +71,11 @@ def noise_of(num_rows: int, dim: int, *, key: int, nearest: bool) -> torch.Tenso
 
 def store_rows(name: str, values_ND: torch.Tensor, *, key: int, nearest: bool) -> torch.Tensor:
     num_rows, dim = values_ND.shape
-    size = FORMATS[name].row_bytes(dim)
+    size = format_of(name).row_bytes(dim)
     memory = _guarded(num_rows, size)
     values = np.ascontiguousarray(values_ND.numpy())
     target, stride = memory.ctypes.data + GUARD_BYTES, memory.shape[1]
-    code = list(FORMATS).index(name)
+    code = format_code(name)
     args = (code, values.ctypes.data, num_rows, dim, target, stride)
     _store_rows(SOURCES)(*args, np.uint64(key), nearest)
     return _inside(memory, size)
@@ -85,7 +85,7 @@ def add_rows(
     name: str, rows_NB: torch.Tensor, dim: int, *, weight: float, to_ND: torch.Tensor
 ) -> torch.Tensor:
     rows, out = np.ascontiguousarray(rows_NB.numpy()), to_ND.numpy().copy()
-    code = list(FORMATS).index(name)
+    code = format_code(name)
     args = (rows.ctypes.data, rows.shape[1], len(rows), dim, np.float32(weight), out.ctypes.data)
     _add_rows(SOURCES)(code, *args)
     return torch.from_numpy(out)

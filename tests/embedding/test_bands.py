@@ -8,7 +8,7 @@ import torch
 
 from edorec.embedding import bands as bands_module
 from edorec.embedding.bands import Band, BandMemory, init_bands, make_bands
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import FORMATS, format_of
 from edorec.embedding.optimizers import OPTIMIZERS, state_bytes
 from edorec.embedding.states import STATES
 
@@ -40,7 +40,7 @@ def make(
 def rows_of(memories: list[BandMemory], dim: int = 8) -> torch.Tensor:
     return torch.cat(
         [
-            FORMATS[memory.band.format].decode(memory.rows_RS[:, : memory.row_bytes], dim)
+            format_of(memory.band.format).decode(memory.rows_RS[:, : memory.row_bytes], dim)
             for memory in memories
         ]
     )
@@ -50,7 +50,7 @@ def rows_of(memories: list[BandMemory], dim: int = 8) -> torch.Tensor:
     ("arguments", "sentence"),
     [
         ((-1, "fp32"), "num_rows must be at least 0, got -1"),
-        ((1, "int3"), "format must be one of fp32, fp16, int8, int4, int2, sparse28, got int3"),
+        ((1, "int3"), "format must be one of fp32, fp16, int8, int4, int2, sparse28, ternary, got int3"),
         ((1, "sparse28"), "rows cannot be updated in sparse28; use it for qat"),
         ((1, "int8", "fp8"), "state must be one of fp32, bf16, log8, got fp8"),
     ],
@@ -66,10 +66,10 @@ def test_a_table_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].trains])
+@pytest.mark.parametrize("name", [*(name for name in FORMATS if format_of(name).trains), "ternary:0.2"])
 def test_a_row_and_its_state_lie_together(name: str, optimizer: str) -> None:
     (memory,) = make([Band(11, name, "bf16")], dim=7, optimizer=optimizer)
-    row, state = FORMATS[name].row_bytes(7), state_bytes(optimizer, dim=7, state=STATES["bf16"])
+    row, state = format_of(name).row_bytes(7), state_bytes(optimizer, dim=7, state=STATES["bf16"])
     assert memory.rows_RS.shape == (11, row + state)
     assert memory.rows_RS.is_contiguous()
     assert (memory.weights_bytes, memory.optimizer_bytes) == (11 * row, 11 * state)

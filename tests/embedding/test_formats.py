@@ -11,14 +11,25 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import SELF_SCALED, format_of, kind_of
 from tests.embedding.compiled import add_rows, noise_of, store_rows
 
-BYTES_AT_DIM_16 = {"fp32": 64, "fp16": 32, "int8": 20, "int4": 12, "int2": 6, "sparse28": 4}
+BYTES_AT_DIM_16 = {
+    "fp32": 64,
+    "fp16": 32,
+    "int8": 20,
+    "int4": 12,
+    "int2": 6,
+    "sparse28": 4,
+    "ternary": 4,
+}
 SQNR_DB = {"fp32": 300, "fp16": 70, "int8": 40, "int4": 20, "int2": 8, "sparse28": 3}
 NEAREST = torch.tensor(0.5)
 LAST_BEFORE_1 = 1 - 2.0**-24  # the largest number that noise can be
-all_formats = pytest.mark.parametrize("name", FORMATS)
+STEP = 0.5
+NAMES = [*SELF_SCALED, f"ternary:{STEP}"]
+all_formats = pytest.mark.parametrize("name", NAMES)
+self_scaled = pytest.mark.parametrize("name", SELF_SCALED)
 
 
 def normal_rows(num_rows: int, dim: int, *, std: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -27,25 +38,25 @@ def normal_rows(num_rows: int, dim: int, *, std: float = 1.0, seed: int = 0) -> 
 
 
 def through(name: str, values_ND: torch.Tensor, noise: torch.Tensor = NEAREST) -> torch.Tensor:
-    row_format = FORMATS[name]
+    row_format = format_of(name)
     return row_format.decode(row_format.encode(values_ND, noise), values_ND.shape[1])
 
 
 @all_formats
 def test_row_bytes(name: str) -> None:
-    assert FORMATS[name].row_bytes(16) == BYTES_AT_DIM_16[name]
+    assert format_of(name).row_bytes(16) == BYTES_AT_DIM_16[kind_of(name)]
     for dim in range(1, 71):
-        rows = FORMATS[name].encode(normal_rows(3, dim), NEAREST)
-        assert rows.shape == (3, FORMATS[name].row_bytes(dim))
+        rows = format_of(name).encode(normal_rows(3, dim), NEAREST)
+        assert rows.shape == (3, format_of(name).row_bytes(dim))
         assert rows.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("dim", [16, 32, 64, 128])
 def test_sparse28_takes_at_most_a_sixteenth_of_fp32(dim: int) -> None:
-    assert 16 * FORMATS["sparse28"].row_bytes(dim) <= FORMATS["fp32"].row_bytes(dim)
+    assert 16 * format_of("sparse28").row_bytes(dim) <= format_of("fp32").row_bytes(dim)
 
 
-@all_formats
+@self_scaled
 @pytest.mark.parametrize("dim", [8, 16, 64])
 def test_signal_to_noise_of_normal_rows(name: str, dim: int) -> None:
     values = normal_rows(2000, dim, std=0.05)
@@ -68,10 +79,12 @@ def largest_error(name: str, values_ND: torch.Tensor) -> torch.Tensor:
         return (high - low) * (1 / 30 + 2.0**-11) + half_step + 15 * 2.0**-25
     if name == "int2":  # half of the mean inside, what is beyond 1.5 outside
         return torch.maximum(mean / 2, size - 1.5 * mean) + 1.5 * half_step
+    if name in NAMES:  # ternary: half of the step inside, what is beyond it outside
+        return (size - STEP).clamp(min=STEP / 2)
     raise ValueError(f"no bound for {name}")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "sparse28"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "sparse28"])
 @given(
     seed=st.integers(0, 2**32),
     dim=st.integers(1, 70),
@@ -106,7 +119,9 @@ def inside_levels(name: str, values_ND: torch.Tensor) -> torch.Tensor:
     """Where rounding can be right on average: between the lowest and the highest level."""
     size = values_ND.abs()
     if name == "int4":
-        halves = FORMATS["int4"].encode(values_ND, NEAREST)[:, :4].contiguous().view(torch.float16)
+        halves = (
+            format_of("int4").encode(values_ND, NEAREST)[:, :4].contiguous().view(torch.float16)
+        )
         scale, bias = halves.float().split(1, dim=1)
         return (values_ND >= bias) & (values_ND <= bias + 15 * scale)
     if name == "int2":
@@ -114,12 +129,14 @@ def inside_levels(name: str, values_ND: torch.Tensor) -> torch.Tensor:
     if name == "sparse28":
         step = through(name, values_ND).abs().amax(1, True) / 1.25
         return (size > 0.76 * step) & (size < 1.24 * step) & (through(name, values_ND) != 0)
+    if name not in SELF_SCALED:
+        return size <= STEP
     return torch.ones_like(values_ND, dtype=torch.bool)
 
 
 @all_formats
 def test_stochastic_rounding_is_right_on_average(name: str) -> None:
-    values, draws = normal_rows(6, 24, seed=3), 4000
+    values, draws = normal_rows(6, 24, seed=3, std=1.0 if name in SELF_SCALED else STEP / 1.5), 4000
     total, squares = torch.zeros(6, 24), torch.zeros(6, 24)
     generator = torch.Generator().manual_seed(4)
     for _ in range(draws):
@@ -138,18 +155,18 @@ def test_zero_rows_stay_zero(name: str) -> None:
         assert not through(name, torch.zeros(3, 9), torch.tensor(noise)).any()
     for nearest in (True, False):
         rows = store_rows(name, torch.zeros(3, 9), key=5, nearest=nearest)
-        assert not FORMATS[name].decode(rows, 9).any()
+        assert not format_of(name).decode(rows, 9).any()
 
 
 @all_formats
 def test_no_rows(name: str) -> None:
     for dim in (1, 8, 11):
-        rows = FORMATS[name].encode(torch.empty(0, dim), NEAREST)
-        assert rows.shape == (0, FORMATS[name].row_bytes(dim))
-        assert FORMATS[name].decode(rows, dim).shape == (0, dim)
+        rows = format_of(name).encode(torch.empty(0, dim), NEAREST)
+        assert rows.shape == (0, format_of(name).row_bytes(dim))
+        assert format_of(name).decode(rows, dim).shape == (0, dim)
 
 
-@all_formats
+@self_scaled
 @pytest.mark.parametrize("value", [0.3, -0.3, 1.0, 1000.1, -1e-3])
 def test_constant_rows(name: str, value: float) -> None:
     decoded = through(name, torch.full((2, 11), value))
@@ -174,10 +191,11 @@ def test_huge_and_tiny_values_stay_finite(name: str, value: float) -> None:
     for noise in (0.0, 0.5, LAST_BEFORE_1):
         decoded = through(name, rows, torch.tensor(noise))
         assert decoded.isfinite().all()
-        assert (decoded.abs() <= 1.51 * rows.abs().amax(1, True) + 2.0**-23).all()
+        largest = 1.51 * rows.abs().amax(1, True) + 2.0**-23
+        assert (decoded.abs() <= (largest if name in SELF_SCALED else STEP)).all()
     for nearest in (True, False):
         stored = store_rows(name, rows, key=3, nearest=nearest)
-        assert FORMATS[name].decode(stored, 9).isfinite().all()
+        assert format_of(name).decode(stored, 9).isfinite().all()
 
 
 @all_formats
@@ -194,13 +212,13 @@ def test_numba_stores_the_bytes_of_torch(
     values = normal_rows(20, dim, std=std, seed=seed)
     noise = noise_of(20, dim, key=seed, nearest=nearest)
     stored = store_rows(name, values, key=seed, nearest=nearest)
-    expected = FORMATS[name].encode(values, noise)
-    if name in ("fp32", "fp16", "int8", "int4"):
+    expected = format_of(name).encode(values, noise)
+    if name not in ("int2", "sparse28"):
         assert torch.equal(stored, expected)
         return
     # Sums are in another order and products are fused: a code may fall on the other side of the
     # border between two.
-    ours, theirs = FORMATS[name].decode(stored, dim), FORMATS[name].decode(expected, dim)
+    ours, theirs = format_of(name).decode(stored, dim), format_of(name).decode(expected, dim)
     differences, step = (ours - theirs).abs(), theirs.abs().amax(1, True)
     assert (differences > 2.1e-3 * step).sum() <= 1
     assert (differences <= step).all()
@@ -211,27 +229,27 @@ def test_numba_stores_the_bytes_of_torch(
 @settings(max_examples=40, deadline=None)
 def test_numba_adds_what_torch_decodes(name: str, seed: int, dim: int, weight: float) -> None:
     values, start = normal_rows(20, dim, seed=seed), normal_rows(20, dim, seed=seed + 1)
-    rows = FORMATS[name].encode(values, NEAREST)
+    rows = format_of(name).encode(values, NEAREST)
     out = add_rows(name, rows, dim, weight=weight, to_ND=start)
-    expected = start + weight * FORMATS[name].decode(rows, dim)
+    expected = start + weight * format_of(name).decode(rows, dim)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 @all_formats
 def test_a_single_row_is_read_at_any_address(name: str) -> None:
     for dim in (1, 2, 3, 7, 16):
-        rows = FORMATS[name].encode(normal_rows(5, dim), NEAREST)
+        rows = format_of(name).encode(normal_rows(5, dim), NEAREST)
         memory = torch.zeros(5, rows.shape[1] + 3, dtype=torch.uint8)
         memory[:, 1 : 1 + rows.shape[1]] = rows
         inside = memory[:, 1 : 1 + rows.shape[1]]
-        expected = FORMATS[name].decode(rows, dim)
+        expected = format_of(name).decode(rows, dim)
         for r in range(5):
-            decoded = FORMATS[name].decode(inside[r : r + 1], dim)
+            decoded = format_of(name).decode(inside[r : r + 1], dim)
             assert torch.equal(decoded, expected[r : r + 1])
-            assert torch.equal(FORMATS[name].decode(rows[r : r + 1], dim), decoded)
+            assert torch.equal(format_of(name).decode(rows[r : r + 1], dim), decoded)
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "ternary:0.5"])
 @given(seed=st.integers(0, 2**32), dim=st.integers(1, 70), std=st.floats(1e-5, 100))
 @settings(max_examples=60, deadline=None)
 def test_a_row_written_again_does_not_change(name: str, seed: int, dim: int, std: float) -> None:
@@ -239,6 +257,22 @@ def test_a_row_written_again_does_not_change(name: str, seed: int, dim: int, std
     generator = torch.Generator().manual_seed(seed)
     again = through(name, once, torch.rand(9, dim, generator=generator))
     assert torch.equal(again, once)
+
+
+@pytest.mark.parametrize("step", [1e-6, 0.01, 0.2, 0.3, 7.0])
+def test_ternary_rows_have_the_step_of_their_name(step: float) -> None:
+    name, row = f"ternary:{step}", torch.tensor([[-step, 0.0, step, 9 * step, 0.4 * step]])
+    expected = row.clamp(-step, step) * torch.tensor([1, 1, 1, 1, 0])
+    torch.testing.assert_close(through(name, row), expected)
+    stored = store_rows(name, row, key=1, nearest=True)
+    torch.testing.assert_close(format_of(name).decode(stored, 5), expected)
+    assert format_of(name).step == step
+
+
+@pytest.mark.parametrize("name", ["int3", "int8:0.1", "ternary:0", "ternary:-1", "ternary:1e39"])
+def test_names_of_no_format(name: str) -> None:
+    with pytest.raises(ValueError, match=r"format must be one of|step of ternary rows"):
+        format_of(name)
 
 
 def test_int8_does_not_wrap_around_at_the_top() -> None:
@@ -249,7 +283,7 @@ def test_int8_does_not_wrap_around_at_the_top() -> None:
     keys = np.arange(400_000)
     highest = noise_of(len(keys), 3, key=1, nearest=False)[:, 1]
     assert highest.max() > 1 - 2.0**-17, "no row of these is rounded up to 256"
-    stored = FORMATS["int8"].decode(
+    stored = format_of("int8").decode(
         store_rows("int8", row.repeat(len(keys), 1), key=1, nearest=False), 3
     )
     assert (stored[:, 1] - row[0, 1]).abs().max() <= 1 / 128
@@ -268,7 +302,7 @@ def test_int8_does_not_wrap_around_at_the_top() -> None:
 )
 def test_fbgemm_reads_the_same_bytes(name: str, sparse_type: SparseType, dim: int) -> None:
     values = normal_rows(50, dim, std=0.1, seed=dim)
-    rows = FORMATS[name].encode(values, NEAREST)
+    rows = format_of(name).encode(values, NEAREST)
     theirs = IntNBitTableBatchedEmbeddingBagsCodegen(
         [("", 50, dim, sparse_type, EmbeddingLocation.HOST)],
         row_alignment=1,
@@ -280,4 +314,4 @@ def test_fbgemm_reads_the_same_bytes(name: str, sparse_type: SparseType, dim: in
     assert weights.shape == rows.shape
     weights.copy_(rows)
     looked_up = theirs(torch.arange(50, dtype=torch.int32), torch.arange(51, dtype=torch.int32))
-    torch.testing.assert_close(looked_up, FORMATS[name].decode(rows, dim), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(looked_up, format_of(name).decode(rows, dim), rtol=1e-6, atol=1e-7)

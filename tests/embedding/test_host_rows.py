@@ -28,6 +28,7 @@ BANDS = {
     "bands": [Band(3, "fp32"), Band(4, "int8", "log8"), Band(2, "int4", "bf16")],
     "fp16": [Band(ROWS, "fp16")],
     "int2": [Band(ROWS, "int2")],
+    "ternary": [Band(ROWS, "ternary:0.1", "log8")],
 }
 BATCHES = [
     {"a": [[0, 3, 8], [4, 4], []], "b": [[1], [0], [5, 1]]},

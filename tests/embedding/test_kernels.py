@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from edorec.embedding import row_tables
 from edorec.embedding.bands import Band, BandMemory
 from edorec.embedding.collection import EdoEmbeddingBagCollection
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import SELF_SCALED, format_of
 from edorec.embedding.formats.row_format import as_numbers
 from edorec.embedding.kernels import cpu
 from edorec.embedding.kernels.layout import BAND_COLUMNS, TABLE_COLUMNS, Lookups
@@ -25,8 +25,8 @@ from edorec.embedding.optimizers import OPTIMIZERS, Step
 from edorec.embedding.states import STATES
 from tests.embedding.batches import all_bytes, jagged, memories_of, table
 
-TRAINED = [name for name, row_format in FORMATS.items() if row_format.trains]
-QAT = [None, *FORMATS]
+TRAINED = [*(name for name in SELF_SCALED if format_of(name).trains), "ternary:0.3"]
+QAT = [None, *SELF_SCALED]
 # Every format with every optimizer and with every state, the others in turn.
 COVERING = [
     {"row_format": row_format, "optimizer": optimizer, "state": state, "qat": qat}
@@ -176,7 +176,7 @@ def check_like_the_reference(kernel: str, shape: Shape, **settings: Any) -> None
         for name, k, our_band, their_band in pairs_of_bands(ours, theirs):
             band_format, dim = our_band.band.format, shape.dims["abc".index(name)]
             rows = [
-                FORMATS[band_format].decode(band.rows_RS[:, : band.row_bytes], dim)
+                format_of(band_format).decode(band.rows_RS[:, : band.row_bytes], dim)
                 for band in (our_band, their_band)
             ]
             assert_rows_alike(*rows, band_format)
@@ -248,7 +248,7 @@ def test_bytes_are_those_of_the_reference_where_sums_are_exact(
         gradients.append(torch.randint(-16, 17, (10, 2 * dim), generator=generator) / 16)
     for tables in (ours, theirs):
         (rows,) = tables.tables_state()["t"].values()
-        rows.copy_(FORMATS[row_format].encode(values, torch.tensor(0.5)))
+        rows.copy_(format_of(row_format).encode(values, torch.tensor(0.5)))
     for batch, gradient in zip(batches, gradients, strict=True):
         mine, other = ours(batch).values(), theirs(batch).values()
         assert torch.equal(mine, other)

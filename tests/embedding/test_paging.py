@@ -85,7 +85,7 @@ def test_a_table_on_disk_trains_as_one_in_memory(
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.lists(st.integers(0, 400), min_size=1, max_size=4),
-    formats=st.permutations(["fp32", "fp16", "int8", "int4", "int2"]),
+    formats=st.permutations(["fp32", "fp16", "int8", "int4", "int2", "ternary:0.2"]),
     page_rows=st.sampled_from([1, 64, 1000]),
     limit=st.sampled_from([None, PAGE, 20 * PAGE]),
 )

@@ -88,7 +88,7 @@ def test_kernels_compile_for_gpus_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("row_format", ["fp32", "fp16", "int8", "int4", "int2"])
+@pytest.mark.parametrize("row_format", ["fp32", "fp16", "int8", "int4", "int2", "ternary:0.2"])
 def test_triton_on_a_gpu_does_as_the_reference(row_format: str) -> None:
     tables = [
         EdoEmbeddingBagCollection(

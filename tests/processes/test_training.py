@@ -21,7 +21,7 @@ NUM_ITEMS = 4091
 BANDS = [
     {"min_count": 20, "format": "fp16"},
     {"min_count": 3, "format": "int8", "state": "bf16"},
-    {"format": "int2", "state": "log8"},
+    {"format": "ternary", "state": "log8"},
 ]
 
 

@@ -13,7 +13,7 @@ BANDS = {
     "bands": [
         {"min_count": 30, "format": "int8"},
         {"min_count": 3, "format": "int4"},
-        {"format": "int2", "state": "log8"},
+        {"format": "ternary", "state": "log8"},
     ]
 }
 

@@ -29,7 +29,7 @@ def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @njit(fastmath=FAST, forceinline=True)
-def add_row(address: int, dim: int, weight: Any, target: int) -> None:
+def add_row(_step: Any, address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
     out = floats_at(target)
     row = floats_at(address)
@@ -38,7 +38,7 @@ def add_row(address: int, dim: int, weight: Any, target: int) -> None:
 
 
 @njit(fastmath=FAST, forceinline=True)
-def store_row(source: int, dim: int, address: int, _key: Any, _nearest: bool) -> None:
+def store_row(_step: Any, source: int, dim: int, address: int, _key: Any, _nearest: bool) -> None:
     """Numba twin of ``encode``."""
     values = floats_at(source)
     row = floats_at(address)

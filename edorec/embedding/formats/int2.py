@@ -54,7 +54,7 @@ def decode(rows_NB: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @njit(fastmath=FAST, forceinline=True)
-def add_row(address: int, dim: int, weight: Any, target: int) -> None:
+def add_row(_step: Any, address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
     out = floats_at(target)
     step = weight * half_to_float(halves_at(address)[0])
@@ -65,7 +65,7 @@ def add_row(address: int, dim: int, weight: Any, target: int) -> None:
 
 
 @njit(fastmath=FAST, forceinline=True)
-def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
+def store_row(_step: Any, source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
     """Numba twin of ``encode``."""
     values = floats_at(source)
     total = np.float32(0)

@@ -25,11 +25,13 @@ class RowFormat:
             A value between two codes takes the upper one if its number is large enough; uniform
             numbers round stochastically, 0.5 to the nearest.
         decode: uint8 (N, row_bytes) and D, to float32 (N, D).
-        add_row: ``(address, dim, weight, target)`` adds weight * row to the float32 at an address.
-        store_row: ``(source, dim, address, key, nearest)`` writes a row from the float32 at an
-            address, rounded with the noise of a row key or to the nearest.
+        add_row: ``(step, address, dim, weight, target)`` adds weight * row to the float32 at an
+            address.
+        store_row: ``(step, source, dim, address, key, nearest)`` writes a row from the float32 at
+            an address, rounded with the noise of a row key or to the nearest.
         trains: whether rows may be updated in this format; one that may not is a target of
             quantization-aware training.
+        step: between values, the same in all rows; 0 where a row holds what scales it.
     """
 
     name: str
@@ -39,6 +41,7 @@ class RowFormat:
     add_row: Any
     store_row: Any
     trains: bool = True
+    step: float = 0.0
 
 
 def to_halves(values_N: torch.Tensor) -> torch.Tensor:

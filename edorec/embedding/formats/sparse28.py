@@ -116,7 +116,7 @@ def _load_step(row: Any) -> Any:
 
 
 @njit(fastmath=FAST, forceinline=True)
-def add_row(address: int, dim: int, weight: Any, target: int) -> None:
+def add_row(_step: Any, address: int, dim: int, weight: Any, target: int) -> None:
     """Numba twin of ``decode``."""
     out = floats_at(target)
     row = bytes_at(address)
@@ -149,7 +149,7 @@ def _largest_two(values: Any, start: int, dim: int) -> Any:
 
 
 @njit(fastmath=FAST, forceinline=True)
-def store_row(source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
+def store_row(_step: Any, source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
     """Numba twin of ``encode``."""
     values = floats_at(source)
     num_groups = (dim + GROUP - 1) // GROUP

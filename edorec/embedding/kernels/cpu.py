@@ -33,6 +33,8 @@ from edorec.embedding.kernels.layout import (
     FIRST_BAND,
     FIRST_OFFSET,
     FORMAT,
+    FORMAT_BITS,
+    FORMAT_MASK,
     IS_MEAN,
     NUM_BAGS,
     OUT,
@@ -51,6 +53,7 @@ from edorec.embedding.kernels.layout import (
 from edorec.embedding.kernels.primitives import (
     FAST,
     bytes_at,
+    float_from_bits,
     floats_at,
     ints_at,
     noise,
@@ -109,10 +112,26 @@ def _choose(functions: Sequence[Any]) -> Any:
     return choose
 
 
-_add_row = _choose([row_format.add_row for row_format in FORMATS.values()])
-_store_row = _choose([row_format.store_row for row_format in FORMATS.values()])
+_add_any_row = _choose([row_format.add_row for row_format in FORMATS.values()])
+_store_any_row = _choose([row_format.store_row for row_format in FORMATS.values()])
 _load_state = _choose([state.load for state in STATES.values()])
 _store_state = _choose([state.store for state in STATES.values()])
+
+
+@njit(forceinline=True)
+def _step_of(code: int) -> Any:
+    """The step in a format's number; see ``layout.format_code``."""
+    return float_from_bits(np.uint32(code >> FORMAT_BITS))
+
+
+@njit(forceinline=True)
+def _add_row(code: int, address: int, dim: int, weight: Any, target: int) -> None:
+    _add_any_row(code & FORMAT_MASK, _step_of(code), address, dim, weight, target)
+
+
+@njit(forceinline=True)
+def _store_row(code: int, source: int, dim: int, address: int, key: Any, nearest: bool) -> None:
+    _store_any_row(code & FORMAT_MASK, _step_of(code), source, dim, address, key, nearest)
 
 
 @njit(forceinline=True)

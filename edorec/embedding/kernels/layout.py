@@ -18,6 +18,9 @@ BAND_COLUMNS = 8
 # ``TRAFFIC`` is that of the counters below, 0 for a table without rows in the host's memory.
 FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, SHARD, TRAFFIC = range(7)
 TABLE_COLUMNS = 7
+# ``FORMAT`` and ``QAT`` number a format in the low bits; above are the float32 bits of its step.
+FORMAT_BITS = 8
+FORMAT_MASK = (1 << FORMAT_BITS) - 1
 # Traffic, int64: look-ups, those of rows in the host's memory, bytes read from and written there.
 LOOKUPS, HOST_LOOKUPS, READ_BYTES, WRITTEN_BYTES = range(4)
 TRAFFIC_COLUMNS = 4

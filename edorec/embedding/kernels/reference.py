@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edorec.embedding.formats import FORMATS
+from edorec.embedding.formats import format_of
 from edorec.embedding.formats.row_format import RowFormat
 from edorec.embedding.kernels.layout import (
     FIRST_OFFSET,
@@ -69,7 +69,7 @@ class TableRows:
             size = band.format.row_bytes(self.dim)
             values_LD[places] = band.format.decode(band.rows_RS[rows, :size], self.dim)
         if self.qat is not None:
-            small = FORMATS[self.qat]
+            small = format_of(self.qat)
             half = torch.tensor(0.5, device=rows_L.device)
             values_LD = small.decode(small.encode(values_LD, half), self.dim)
         return values_LD

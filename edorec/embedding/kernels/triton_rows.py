@@ -26,9 +26,9 @@ from edorec.embedding.optimizers import BETA_1, BETA_2, EPSILON, OPTIMIZERS, Ste
 from edorec.embedding.shards import NUM_BUCKETS
 from edorec.embedding.states import LOG_LEVELS, LOWEST_EXPONENT, STATES, STEPS_PER_OCTAVE
 
-FP32, FP16, INT8, INT4, INT2, SPARSE28 = (
+FP32, FP16, INT8, INT4, INT2, SPARSE28, TERNARY = (
     tl.constexpr(list(FORMATS).index(name))
-    for name in ("fp32", "fp16", "int8", "int4", "int2", "sparse28")
+    for name in ("fp32", "fp16", "int8", "int4", "int2", "sparse28", "ternary")
 )
 STATE_FP32, STATE_BF16, STATE_LOG8 = (
     tl.constexpr(list(STATES).index(name)) for name in ("fp32", "bf16", "log8")
@@ -91,6 +91,9 @@ HALF_LARGEST, HALF_SMALLEST_STEP, HALF_RELATIVE_STEP = (
 INT8_LARGEST, INT8_PER_RANGE, INT8_PER_MAGNITUDE, INT8_SMALLEST_STEP = (
     tl.constexpr(number)
     for number in (int8.LARGEST, int8.PER_RANGE, int8.PER_MAGNITUDE, int8.SMALLEST_STEP)
+)
+FORMAT_BITS, FORMAT_MASK = (
+    tl.constexpr(number) for number in (layout.FORMAT_BITS, layout.FORMAT_MASK)
 )
 INT4_LARGEST, INT4_STEPS, INT2_LARGEST = (
     tl.constexpr(number) for number in (int4.LARGEST, int4.STEPS, int2.LARGEST)
@@ -200,6 +203,12 @@ def _clamp(value, low, high):
 
 
 @triton.jit
+def _step_of(code):
+    """The step in a format's number; see ``layout.format_code``."""
+    return (code >> FORMAT_BITS).to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _load_row(code, address, dim, BLOCK: tl.constexpr):
     """A row of any format, float32 (BLOCK), 0 from ``dim`` on; twin of the formats' ``decode``."""
     d = tl.arange(0, BLOCK)
@@ -220,6 +229,9 @@ def _load_row(code, address, dim, BLOCK: tl.constexpr):
         step = _half(address, dim > 0)
         codes = (_byte(address + 2 + d // 4, live) >> ((d % 4) * 2).to(tl.uint32)) & 3
         values = (codes.to(tl.float32) - 1.5) * step
+    elif code & FORMAT_MASK == TERNARY:
+        codes = (_byte(address + d // 4, live) >> ((d % 4) * 2).to(tl.uint32)) & 3
+        values = (codes.to(tl.float32) - 1.0) * _step_of(code)
     return tl.where(live, values, 0.0)
 
 
@@ -341,6 +353,11 @@ def _store_row(code, address, values, noise, dim, BLOCK: tl.constexpr):
         _store_half(address, step, dim > 0)
         fours = tl.arange(0, BLOCK // 4)
         _store_byte(address + 2 + fours, _packed(codes, live, BLOCK, 4), 4 * fours < dim)
+    elif code & FORMAT_MASK == TERNARY:
+        steps = _clamp(values * _inverse(_step_of(code)), -1.0, 1.0)
+        codes = _floor_with(steps, noise) + 1.0
+        fours = tl.arange(0, BLOCK // 4)
+        _store_byte(address + fours, _packed(codes, live, BLOCK, 4), 4 * fours < dim)
 
 
 @triton.jit
