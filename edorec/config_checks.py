@@ -251,6 +251,15 @@ def _storage(values: dict[str, Any], storage: dict[str, Any], prefix: Path) -> I
     for path, state in places if isinstance(optimizer, str) else ():
         if state not in (None, "fp32") and optimizer != "rowwise_adagrad":
             yield path, f"{state} is for rowwise_adagrad, and embedding.optimizer is {optimizer}"
+    formats: list[tuple[Path, str | None]] = [((*prefix, "format"), _text(storage, "format"))]
+    formats += [((*prefix, "bands", k, "format"), _text(band, "format")) for k, band in entries]
+    for path, row_format in formats if optimizer == "sgd" else ():
+        if row_format == "ternary":
+            yield (
+                path,
+                "ternary has the learning rate as its step, which is what Adagrad moves a value "
+                "by, and embedding.optimizer is sgd",
+            )
     for key in ("format", "state") if entries else ():
         if storage.get(key) is not None:
             yield (

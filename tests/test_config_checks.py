@@ -104,6 +104,21 @@ def test_bands_take_the_place_of_format_and_state(tmp_path):
     ]
 
 
+def test_ternary_rows_are_for_optimizers_that_move_by_the_learning_rate(tmp_path):
+    path = write(tmp_path, GOOD)
+    cause = (
+        "ternary has the learning rate as its step, which is what Adagrad moves a value by, and "
+        "embedding.optimizer is sgd"
+    )
+    assert problems(path, "embedding.optimizer=sgd", "memory.format=ternary") == [
+        f"--set memory.format=ternary: memory.format: {cause}"
+    ]
+    assert problems(path, "embedding.optimizer=sgd", "memory.bands=[{format: ternary}]") == [
+        f"--set memory.bands=[{{format: ternary}}]: memory.bands.0.format: {cause}"
+    ]
+    load_config(path, ["memory.format=ternary"])
+
+
 def test_states_are_those_of_rowwise_adagrad(tmp_path):
     path = write(tmp_path, GOOD)
     assert problems(path, "embedding.optimizer=adam", "memory.state=log8") == [
@@ -137,7 +152,8 @@ def test_faults_inside_bands_are_told_as_elsewhere(tmp_path):
         ),
         (
             "memory.bands=[{format: sparse28}]",
-            "memory.bands.0.format: wanted one of fp32, fp16, int8, int4, int2, ternary, got 'sparse28'",
+            "memory.bands.0.format: wanted one of fp32, fp16, int8, int4, int2, ternary, "
+            "got 'sparse28'",
         ),
         (
             "memory.bands=[{format: int8, min_count: -1}]",
@@ -146,7 +162,7 @@ def test_faults_inside_bands_are_told_as_elsewhere(tmp_path):
         (
             "memory.bands=[{}]",
             "memory.bands.0.format: required and not given; wanted one of fp32, fp16, int8, int4, "
-            "int2",
+            "int2, ternary",
         ),
         ("memory.state=[]", "memory.state: wanted one of fp32, bf16, log8 or null, got []"),
     ]:

@@ -59,10 +59,13 @@ OPTIONS = (
 
 
 def options_for(optimizer: str) -> list[Option]:
-    """The options of an optimizer: small states are row-wise Adagrad's alone."""
+    """The options of an optimizer: small states are row-wise Adagrad's alone.
+
+    So are ternary rows, whose step is what its first update moves a value by.
+    """
     if optimizer == "rowwise_adagrad":
         return list(OPTIONS)
-    return [option_of(name, "fp32") for name in dict.fromkeys(o.format for o in OPTIONS)]
+    return [replace(option, state="fp32") for option in OPTIONS if option.format != "ternary"]
 
 
 def option_of(row_format: str, state: str) -> Option:

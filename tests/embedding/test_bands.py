@@ -50,7 +50,10 @@ def rows_of(memories: list[BandMemory], dim: int = 8) -> torch.Tensor:
     ("arguments", "sentence"),
     [
         ((-1, "fp32"), "num_rows must be at least 0, got -1"),
-        ((1, "int3"), "format must be one of fp32, fp16, int8, int4, int2, sparse28, ternary, got int3"),
+        (
+            (1, "int3"),
+            "format must be one of fp32, fp16, int8, int4, int2, sparse28, ternary, got int3",
+        ),
         ((1, "sparse28"), "rows cannot be updated in sparse28; use it for qat"),
         ((1, "int8", "fp8"), "state must be one of fp32, bf16, log8, got fp8"),
     ],
@@ -66,7 +69,9 @@ def test_a_table_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", [*(name for name in FORMATS if format_of(name).trains), "ternary:0.2"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in FORMATS if format_of(name).trains), "ternary:0.2"]
+)
 def test_a_row_and_its_state_lie_together(name: str, optimizer: str) -> None:
     (memory,) = make([Band(11, name, "bf16")], dim=7, optimizer=optimizer)
     row, state = format_of(name).row_bytes(7), state_bytes(optimizer, dim=7, state=STATES["bf16"])

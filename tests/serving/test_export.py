@@ -39,9 +39,10 @@ def test_formats_by_table_and_frequency(trained, tmp_path):
     formats = parse_formats(["item=int2", "user=int4:100:int2"])
     manifest = export(trained, tmp_path / "m", formats=formats, max_auc_loss=0.5, verbosity=-1)
     of = {t["name"]: [b["format"] for b in t["bands"]] for t in manifest["tables"]}
-    assert set(of["item"]) == {"int2"}
-    # Hot INT8 rows become INT4 from 100 look-ups, INT2 below; trained INT4 and INT2 rows INT2.
-    assert of["user"] == ["int4", "int2", "int2", "int2", "int4"]
+    assert set(of["item"]) == {"int2", "ternary:0.1"}
+    # Hot INT8 rows become INT4 from 100 look-ups, INT2 below; trained INT4 rows become INT2, and
+    # ternary ones stay, which are smaller.
+    assert of["user"] == ["int4", "int2", "int2", "ternary:0.1", "int4"]
     with pytest.raises(InputError, match=r"--format itm: there is no such table; item, user"):
         export(trained, tmp_path / "n", formats=parse_formats(["itm=int4"]), verbosity=-1)
 
