@@ -107,7 +107,7 @@ def run(
         prepared = processes.first_then_all(
             "prepared", partial(prepare_splits, config, console=console, verbosity=verbosity)
         )
-        plan = plan or make_plan(config, prepared)
+        plan = plan or make_plan(config, prepared, num_processes=processes.world_size)
         config = apply_plan(config, plan)
         formats = None if saved is None else saved.manifest["progress"].get("formats")
         recommender, warm = new_recommender(

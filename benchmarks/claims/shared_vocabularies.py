@@ -14,6 +14,7 @@ from benchmarks.claims import tied_layers
 from benchmarks.claims.row import Options, Row, auc_figures, side, speed_figure, trained
 from benchmarks.figures import Figure
 from edorec.config import RunConfig, load_config
+from edorec.data.schema import candidate_of, is_sequence
 
 LEARNING_RATES = (0.05, 0.1, 0.2)
 MARGIN = 0.0005
@@ -72,10 +73,11 @@ def _row(
 
 
 def separate(config: RunConfig, task: str) -> RunConfig:
-    """One task alone, with a table for each feature."""
+    """One task alone, with a table for each feature; a sequence needs that of its candidate."""
     settings = config.model_dump()
-    for feature in settings["features"]["sparse"].values():
-        feature["vocabulary"] = None
+    sparse = config.features.sparse
+    for name, feature in settings["features"]["sparse"].items():
+        feature["vocabulary"] = candidate_of(name, sparse) if is_sequence(sparse[name]) else None
     settings["tasks"] = {task: settings["tasks"][task]}
     settings["vocabularies"] = {}
     settings["train"]["early_stopping"]["task"] = task

@@ -3,11 +3,12 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from edorec.config import RunConfig
 from edorec.data.schema import VocabularyConfig
 from edorec.embedding.accounting import FP32_BYTES, STATE_BYTES
-from edorec.embedding.tables import BandConfig, TableMemoryConfig
+from edorec.embedding.tables import BandConfig, Placement, TableMemoryConfig
 from edorec.output_folder import write_file
 
 
@@ -42,6 +43,7 @@ class PlannedTable:
         kept: share of what its ids are worth that the plan keeps, as far as the planner can tell;
             None where nothing was to be decided.
         why: a sentence.
+        placement: where the planner puts it because memory is short, None where it decided nothing.
     """
 
     name: str
@@ -59,6 +61,7 @@ class PlannedTable:
     pinned: tuple[str, ...]
     kept: float | None
     why: str
+    placement: Placement | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -80,12 +83,14 @@ class Plan:
         budget_bytes: the same in bytes.
         baseline_bytes: what FP32 takes for all ids.
         tables: of vocabularies, then of tasks.
+        load_factor: of the tables that the planner puts into ``uvm``.
     """
 
     budget: float | str | None
     budget_bytes: int | None
     baseline_bytes: int
     tables: tuple[PlannedTable, ...]
+    load_factor: float | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -115,6 +120,12 @@ def apply_plan(config: RunConfig, plan: Plan) -> RunConfig:
             for band in table.bands
         ]
         own = tables.get(table.name, TableMemoryConfig())
-        tables[table.name] = own.model_copy(update={"bands": bands, "format": None, "state": None})
+        update: dict[str, Any] = {"bands": bands, "format": None, "state": None}
+        if table.placement is not None:
+            update["placement"] = table.placement
+        tables[table.name] = own.model_copy(update=update)
     memory = config.memory.model_copy(update={"tables": tables})
+    if plan.load_factor is not None:
+        uvm = memory.uvm.model_copy(update={"load_factor": plan.load_factor})
+        memory = memory.model_copy(update={"uvm": uvm})
     return config.model_copy(update={"vocabularies": vocabularies, "memory": memory})

@@ -12,6 +12,7 @@ import numpy as np
 from edorec.config import RunConfig
 from edorec.data.prepared import Prepared
 from edorec.data.schema import VocabularyConfig
+from edorec.devices import pick_device
 from edorec.embedding.accounting import FP32_BYTES, STATE_BYTES
 from edorec.embedding.admission import I64, MIN_COUNT, RowMap, build_row_map
 from edorec.embedding.bands import bucket_lookups, plan_bands
@@ -23,6 +24,7 @@ from edorec.errors import ConfigError
 from edorec.memory_use import format_bytes, parse_budget
 from edorec.planning.choice import Choice, DoesNotFitError, Pins, TableCosts, choose_within
 from edorec.planning.costs import Option, bucket_losses, learned, option_of, options_for
+from edorec.planning.placing import move_tables
 from edorec.planning.plan import Plan, PlannedBand, PlannedTable
 from edorec.planning.value import Classes, Worth, classes_of, measure_worth
 
@@ -126,7 +128,11 @@ def measure(config: RunConfig, prepared: Prepared) -> dict[str, Worth]:
 
 
 def make_plan(
-    config: RunConfig, prepared: Prepared, *, worth: Mapping[str, Worth] | None = None
+    config: RunConfig,
+    prepared: Prepared,
+    *,
+    worth: Mapping[str, Worth] | None = None,
+    num_processes: int = 1,
 ) -> Plan:
     """Decides what ``memory.budget`` leaves open; without one, or with 1.0, nothing changes.
 
@@ -134,6 +140,7 @@ def make_plan(
         config: the whole run.
         prepared: with training rows, unless everything is given.
         worth: what ``measure`` found, to do it once for several budgets.
+        num_processes: of the run; tables of several stay in memory.
 
     Raises:
         ConfigError: if the budget is too small, with the smallest possible size.
@@ -164,7 +171,23 @@ def make_plan(
         choices = choose_within(costs, budget_bytes)
     except DoesNotFitError as error:
         raise _too_small(config, tables, error.smallest_bytes, baseline) from error
-    return Plan(budget, budget_bytes, baseline, _decided(tables, choices, known))
+    decided = _decided(tables, choices, known)
+    moved = move_tables(
+        config,
+        {table.name: table.total_bytes for table in decided},
+        {table.name: int(table.counts.sum()) for table in tables},
+        device=pick_device(config.train.device),
+        num_processes=num_processes,
+    )
+    if moved is None:
+        return Plan(budget, budget_bytes, baseline, decided)
+    placed = tuple(
+        replace(table, placement=moved.placement, why=f"{table.why}; {moved.why}")
+        if table.name in moved.tables
+        else table
+        for table in decided
+    )
+    return Plan(budget, budget_bytes, baseline, placed, moved.load_factor)
 
 
 def _nothing(classes: Classes) -> Worth:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from edorec.config import RunConfig, load_config
 from edorec.data.prepare import Prepared, prepare
 from edorec.errors import ConfigError
+from edorec.planning import placing
+from edorec.planning.placing import move_tables
 from edorec.planning.plan import Plan, apply_plan
 from edorec.planning.planner import make_plan, measure
 from edorec.recommender import build_recommender
@@ -202,3 +205,64 @@ def test_the_command_refuses_what_cannot_be(log: Path, tmp_path: Path) -> None:
     done = plan_command(tmp_path, "--budget", "9B")
     assert done.returncode == 2
     assert "9B is too small: the smallest plan takes" in done.stderr
+
+
+def placements_of(plan: Plan) -> dict[str, str | None]:
+    return {table.name: table.placement for table in plan.tables}
+
+
+def test_tables_that_do_not_fit_into_memory_go_to_disk(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = toy_config(log, memory={"budget": 0.4}, data={"cache": str(tmp_path / "cache")})
+    prepared = prepared_of(config)
+    fits = make_plan(config, prepared)
+    assert set(placements_of(fits).values()) == {None}
+    sizes = {table.name: table.total_bytes for table in fits.tables}
+    lookups = {t.name: int(prepared.vocabularies[t.vocabulary].counts.sum()) for t in fits.tables}
+    coldest = min(sizes, key=lambda name: lookups[name] / sizes[name])
+    # Room for all but a byte of the tables: the one with the fewest look-ups a byte goes.
+    monkeypatch.setattr(placing, "free_memory_bytes", lambda: int(fits.total_bytes / 0.8) - 1)
+    plan = make_plan(config, prepared)
+    assert placements_of(plan) == {name: "disk" if name == coldest else None for name in sizes}
+    (why,) = (table.why for table in plan.tables if table.placement)
+    assert "disk, because tables of" in why
+    assert make_plan(config, prepared, num_processes=2).tables == fits.tables
+
+    monkeypatch.setattr(placing, "free_memory_bytes", lambda: 0)
+    assert set(placements_of(make_plan(config, prepared)).values()) == {"disk"}
+    report = run(config, run_dir=tmp_path / "run", verbosity=-1)
+    assert report["memory"]["paging"]["read_bytes"] >= 0
+    assert {table["placement"] for table in report["memory"]["tables"]} == {"disk"}
+    saved = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert {table["placement"] for table in saved["tables"]} == {"disk"}
+    # A run of the plan that was saved needs no planner, and what is given stays.
+    monkeypatch.undo()
+    again = load_config(tmp_path / "run" / "config.yaml", []).config
+    assert {own.placement for own in again.memory.tables.values()} == {"disk"}
+    given = toy_config(log, memory={"budget": 0.4, "placement": "ram"})
+    monkeypatch.setattr(placing, "free_memory_bytes", lambda: 0)
+    assert set(placements_of(make_plan(given, prepared)).values()) == {None}
+
+
+def test_a_limit_of_the_monitor_counts_for_placement(log: Path) -> None:
+    config = toy_config(log, memory={"budget": 0.4, "monitor": {"limit": "1MB"}})
+    plan = make_plan(config, prepared_of(config))
+    assert set(placements_of(plan).values()) == {"disk"}
+
+
+def test_cuda_keeps_as_many_rows_as_find_room(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = toy_config(log, memory={"budget": 0.4})
+    sizes, lookups = {"a": 700, "b": 200, "c": 100}, {"a": 7, "b": 10, "c": 100}
+    monkeypatch.setattr(placing, "_free_bytes", lambda *_: 750)
+    move = partial(move_tables, sizes=sizes, lookups=lookups, num_processes=1)
+    moved = move(config, device=torch.device("cuda"))
+    assert moved is not None
+    assert (moved.placement, moved.tables) == ("uvm", {"a"})
+    assert moved.load_factor == pytest.approx((0.8 * 750 - 300) / 700, abs=0.01)
+    assert moved.load_factor * 700 + 300 <= 0.8 * 750
+    # Half of every table that goes is on the device, so two must go.
+    half = toy_config(log, memory={"budget": 0.4, "uvm": {"load_factor": 0.5}})
+    moved = move(half, device=torch.device("cuda"))
+    assert moved is not None
+    assert (moved.tables, moved.load_factor) == ({"a", "b"}, None)
