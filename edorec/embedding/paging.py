@@ -30,7 +30,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 WATCH_SECONDS = 0.005  # in which a walk through a table maps some 20 MB
-LOW_WATER = 0.9  # of the limit: pages are taken out some at a time
+LOW_WATER = 0.95  # of the limit: pages are taken out some at a time
 SLACK = 0.05  # of the limit, by which what is mapped may pass it unwatched
 AGEING = 2000  # batches, twice; then earlier uses count half
 MOST_PAGES_A_ROW = 2  # a page is at least as large as a row
