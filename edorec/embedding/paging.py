@@ -31,7 +31,7 @@ I64 = npt.NDArray[np.int64]
 
 WATCH_SECONDS = 0.005  # in which a walk through a table maps some 20 MB
 LOW_WATER = 0.95  # of the limit: pages are taken out some at a time
-SLACK = 0.05  # of the limit, by which what is mapped may pass it unwatched
+SLACK = 0.05  # of the limit, by which more may be mapped than is in the books
 AGEING = 2000  # batches, twice; then earlier uses count half
 MOST_PAGES_A_ROW = 2  # a page is at least as large as a row
 
@@ -42,7 +42,7 @@ class DiskSettings:
 
     Attributes:
         folder: of the files.
-        page_rows: rows of a page, at least; pages are whole pages of the operating system.
+        page_rows: rows of a page, rounded down to whole pages of the operating system that hold a row.
         resident_bytes: most bytes of pages in memory, None for as many as the system gives.
         keep_cached: what is taken out of the process may stay in the system's cache of files.
     """
@@ -272,11 +272,14 @@ class Pager:
             kernels.advise(pages, self._bands, self._paging, populate)
 
     def _watch(self) -> None:
-        """Takes out what is not in use if more of the tables is mapped than the limit allows."""
+        """Takes out what walks through whole tables have mapped beside the pages in the books."""
         limit = self._settings.resident_bytes
-        if limit is None or mapped_file_bytes() - self._others_bytes <= (1 + SLACK) * limit:
+        if limit is None:
             return
-        if resident_bytes_at(self._addresses) > limit:
+        most = self.figures.resident_bytes + SLACK * limit
+        if mapped_file_bytes() - self._others_bytes <= most:
+            return
+        if resident_bytes_at(self._addresses) > most:
             self._make_room()
             idle = (self._resident == 0).astype(np.uint8)
             kernels.unmap(idle, self._resident, self._bands, self._paging)
@@ -294,7 +297,8 @@ def _paging(memories: Sequence[BandMemory], page_rows: int) -> I64:
             rows.append([-1] * kernels.PAGING_COLUMNS)
             continue
         num_rows, stride = memory.rows_RS.shape
-        page_bytes = max(page_rows * stride // kernels.OS_PAGE, 1) * kernels.OS_PAGE
+        row_pages = -(-stride // kernels.OS_PAGE)
+        page_bytes = max(page_rows * stride // kernels.OS_PAGE, row_pages) * kernels.OS_PAGE
         end = first - (-num_rows * stride // page_bytes)
         rows.append([first, end, page_bytes, num_rows * stride, memory.file_number])
         first = end
