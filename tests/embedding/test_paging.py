@@ -273,6 +273,6 @@ def test_tables_of_four_times_the_limit(kept: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     built, trained, peak = (int(line.split()[-1]) for line in done.stdout.splitlines())
     # What walks through a whole table gets further before the pager's thread looks again.
-    assert 0.5 * limit < built < 3 * limit, done.stdout
+    assert 0.1 * limit < built < 2 * limit, done.stdout
     assert 0.5 * limit < trained < 1.5 * limit, done.stdout
     assert peak <= limit
