@@ -31,8 +31,8 @@ I64 = npt.NDArray[np.int64]
 
 WATCH_SECONDS = 0.005  # in which a walk through a table maps some 20 MB
 LOW_WATER = 0.95  # of the limit: pages are taken out some at a time
+SLACK = 0.05  # of the limit, by which more may be mapped than is in the books
 AGEING = 2000  # batches, twice; then earlier uses count half
-IN_USE = 1 << 30  # more than any number of uses
 MOST_PAGES_A_ROW = 2  # a page is at least as large as a row
 
 
@@ -42,7 +42,7 @@ class DiskSettings:
 
     Attributes:
         folder: of the files.
-        page_rows: rows of a page, at least; pages are whole pages of the operating system.
+        page_rows: rows of a page, rounded down to whole pages of the operating system that hold a row.
         resident_bytes: most bytes of pages in memory, None for as many as the system gives.
         keep_cached: what is taken out of the process may stay in the system's cache of files.
     """
@@ -121,6 +121,7 @@ class Pager:
         self._changed = np.zeros(num_pages, np.uint8)
         self._uses = np.zeros(num_pages, np.int32)
         self._leaving: I64 = np.empty(0, np.int64)
+        self._hand = 0
         self._now = 0  # number of the batch; odd numbers are of pages that are fetched ahead
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Lookups, bool] | None] = queue.SimpleQueue()
@@ -128,6 +129,8 @@ class Pager:
         self._others_bytes = mapped_file_bytes()
         self._error: BaseException | None = None
         self._load_kernels()  # the thread must not be late because it compiles
+        self._is_idle = threading.Event()
+        self._is_idle.set()
         self._thread = threading.Thread(target=self._work, name="edorec-pager", daemon=True)
         self._thread.start()
 
@@ -150,6 +153,8 @@ class Pager:
 
     def prefetch(self, lookups: Lookups, *, will_change: bool) -> None:
         """Fetches the pages of the batch after the present one in the background."""
+        self._is_idle.wait()  # the present batch is used next: it must be there
+        self._is_idle.clear()
         self._jobs.put((lookups, will_change))
 
     def close(self) -> None:
@@ -164,7 +169,11 @@ class Pager:
 
     def _load_kernels(self) -> None:
         nothing = np.empty(0, np.int64)
-        kernels.advise(nothing, self._bands, self._paging, kernels.DONT_NEED)
+        kernels.advise(nothing, self._bands, self._paging, kernels.WILL_NEED)
+        books = (self._resident, self._changed, self._uses, self._last_used)
+        leaving = np.zeros(len(self._resident), np.uint8)
+        kernels.choose_leaving(*books, 0, self._page_bytes, 0, 0, leaving)
+        kernels.unmap(leaving, self._resident, self._bands, self._paging)
         kernels.begin_writing(nothing, self._bands, self._paging)
         kernels.drop_cached(nothing, self._bands, self._paging)
 
@@ -196,40 +205,40 @@ class Pager:
 
     def _make_room(self) -> None:
         """Before pages come: takes out those used least, if there would be too many."""
-        with self._lock:
-            pages = self._least_used()
-            changed = pages[self._changed[pages] > 0]
-            self._resident[pages] = self._changed[pages] = 0
-            figures = self.figures
-            figures.resident_bytes -= int(self._page_bytes[pages].sum())
-            figures.written_bytes += int(self._page_bytes[changed].sum())
-            figures.peak_bytes = max(figures.peak_bytes, figures.resident_bytes)
-            if not len(pages):
-                return
-            # What is being written cannot be forgotten yet: that is done a round later.
-            leaving, self._leaving = self._leaving, pages
-        kernels.advise(pages, self._bands, self._paging, kernels.DONT_NEED)
-        if not self._settings.keep_cached:
-            kernels.begin_writing(changed, self._bands, self._paging)
-            kernels.drop_cached(leaving, self._bands, self._paging)
-
-    def _least_used(self) -> I64:
-        """Pages to take out, in order, those in use last; none if the limit holds. Has the lock."""
         limit = self._settings.resident_bytes
-        if limit is None or self.figures.resident_bytes <= limit:
-            return np.empty(0, np.int64)
-        pages = np.flatnonzero(self._resident)
-        in_use = (self._last_used[pages] >= self._now).astype(np.int32)
-        pages = pages[np.argsort(self._uses[pages] + in_use * IN_USE, kind="stable")]
-        ends = np.cumsum(self._page_bytes[pages], dtype=np.int64)
-        wanted = self.figures.resident_bytes - LOW_WATER * limit
-        return np.sort(pages[: int(np.searchsorted(ends, wanted)) + 1])
+        figures = self.figures
+        if limit is None or figures.resident_bytes <= limit:
+            figures.peak_bytes = max(figures.peak_bytes, figures.resident_bytes)
+            return
+        with self._lock:
+            leaving = np.empty(len(self._page_bytes), np.uint8)
+            left, written, self._hand = kernels.choose_leaving(
+                self._resident,
+                self._changed,
+                self._uses,
+                self._last_used,
+                self._now,
+                self._page_bytes,
+                int(figures.resident_bytes - LOW_WATER * limit),
+                self._hand,
+                leaving,
+            )
+            figures.resident_bytes -= left
+            figures.written_bytes += written
+            figures.peak_bytes = max(figures.peak_bytes, figures.resident_bytes)
+        kernels.unmap(leaving, self._resident, self._bands, self._paging)
+        if not self._settings.keep_cached:
+            # What is being written cannot be forgotten yet: that is done a round later.
+            forgotten, self._leaving = self._leaving, np.flatnonzero(leaving)
+            kernels.begin_writing(np.flatnonzero(leaving > 1), self._bands, self._paging)
+            kernels.drop_cached(forgotten, self._bands, self._paging)
 
     def _work(self) -> None:
         try:
             self._serve()
         except BaseException as error:  # raised again where tables are used
             self._error = error
+            self._is_idle.set()
 
     def _serve(self) -> None:
         seconds = None if self._settings.resident_bytes is None else WATCH_SECONDS
@@ -242,6 +251,7 @@ class Pager:
             if job is None:
                 return
             self._fetch(*job)
+            self._is_idle.set()
             self._watch()
 
     def _fetch(self, lookups: Lookups, will_change: bool) -> None:
@@ -262,17 +272,19 @@ class Pager:
             kernels.advise(pages, self._bands, self._paging, populate)
 
     def _watch(self) -> None:
-        """Takes out what is not in use if more of the tables is mapped than the limit allows."""
+        """Takes out what walks through whole tables have mapped beside the pages in the books."""
         limit = self._settings.resident_bytes
-        if limit is None or mapped_file_bytes() - self._others_bytes <= limit:
+        if limit is None:
             return
-        if resident_bytes_at(self._addresses) > limit:
+        most = self.figures.resident_bytes + SLACK * limit
+        if mapped_file_bytes() - self._others_bytes <= most:
+            return
+        if resident_bytes_at(self._addresses) > most:
             self._make_room()
-            with self._lock:
-                idle = np.flatnonzero(self._resident == 0)
-            kernels.advise(idle, self._bands, self._paging, kernels.DONT_NEED)
+            idle = (self._resident == 0).astype(np.uint8)
+            kernels.unmap(idle, self._resident, self._bands, self._paging)
             if not self._settings.keep_cached:
-                kernels.drop_cached(idle, self._bands, self._paging)
+                kernels.drop_cached(np.flatnonzero(idle), self._bands, self._paging)
         # Libraries and other files come and go.
         self._others_bytes = mapped_file_bytes() - resident_bytes_at(self._addresses)
 
@@ -285,7 +297,8 @@ def _paging(memories: Sequence[BandMemory], page_rows: int) -> I64:
             rows.append([-1] * kernels.PAGING_COLUMNS)
             continue
         num_rows, stride = memory.rows_RS.shape
-        page_bytes = -(-page_rows * stride // kernels.OS_PAGE) * kernels.OS_PAGE
+        row_pages = -(-stride // kernels.OS_PAGE)
+        page_bytes = max(page_rows * stride // kernels.OS_PAGE, row_pages) * kernels.OS_PAGE
         end = first - (-num_rows * stride // page_bytes)
         rows.append([first, end, page_bytes, num_rows * stride, memory.file_number])
         first = end

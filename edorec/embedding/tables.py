@@ -73,7 +73,7 @@ class DiskConfig(Section):
         64,
         ge=1,
         le=65536,
-        description="Rows of a page, rounded up to pages of the operating system.",
+        description="Rows of a page, rounded down to whole pages of the operating system.",
     )
     resident: str | None = Field(
         None,

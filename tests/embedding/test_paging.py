@@ -106,10 +106,10 @@ def test_bands_of_any_size_and_format(
 
 
 def test_hits_and_bytes_are_counted(tmp_path: Path) -> None:
-    # A row and its state take 68 bytes: 64 of them are two pages of 4096, rows 120 and 121 are
-    # beside each other on the second and third.
+    # A row and its state take 68 bytes: 64 of them are a page of 4096 and a bit more, so rows 60 and
+    # 120 lie on two pages each.
     paged = collection({"a": 10_000}, disk(tmp_path, page_rows=64))
-    size = -(-64 * 68 // PAGE) * PAGE
+    size = 64 * 68 // PAGE * PAGE
     first, second = size // 68, 2 * size // 68  # these rows lie on two pages each
 
     def use(*rows: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_hits_and_bytes_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_pages_that_are_used_least_leave(tmp_path: Path) -> None:
-    size = -(-64 * 68 // PAGE) * PAGE
+    size = 64 * 68 // PAGE * PAGE
     paged = collection({"a": 10_000}, disk(tmp_path, 4 * size))
     rows = [k * size // 68 + 1 for k in range(6)]  # of different pages
     for row in rows[:4]:
@@ -273,6 +273,6 @@ def test_tables_of_four_times_the_limit(kept: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     built, trained, peak = (int(line.split()[-1]) for line in done.stdout.splitlines())
     # What walks through a whole table gets further before the pager's thread looks again.
-    assert 0.5 * limit < built < 3 * limit, done.stdout
+    assert 0.1 * limit < built < 2 * limit, done.stdout
     assert 0.5 * limit < trained < 1.5 * limit, done.stdout
     assert peak <= limit

@@ -27,6 +27,7 @@ FIRST_PAGE, END_PAGE, PAGE_BYTES, BAND_BYTES, FILE = range(5)
 PAGING_COLUMNS = 5
 
 OS_PAGE = mmap.PAGESIZE
+USES = 4096  # pages used so often are all alike
 WILL_NEED, DONT_NEED, POPULATE_READ, POPULATE_WRITE = 3, 4, 22, 23
 WRITE, WAIT_AND_WRITE = 2, 7  # of sync_file_range
 DROP_CACHED = 4  # POSIX_FADV_DONTNEED
@@ -109,6 +110,104 @@ def use_pages(
 
 
 @njit(nogil=True, cache=True)
+def choose_leaving(
+    resident: Any,
+    changed: Any,
+    uses: Any,
+    last_used: Any,
+    now: int,
+    page_bytes: Any,
+    surplus: int,
+    hand: int,
+    leaving: Any,
+) -> Any:
+    """Takes the least used pages out of the books; those in use last.
+
+    Of equally used ones the next behind ``hand``, round and round: each has its turn, and those
+    that leave lie beside each other.
+
+    Args:
+        resident: uint8, one a page; 0 for those that leave.
+        changed: likewise.
+        uses: int32, one a page.
+        last_used: int32, one a page.
+        now: number of the present batch; pages used then or later are in use.
+        page_bytes: int32, one a page.
+        surplus: bytes that leave, at least, if so many are there.
+        hand: page behind the last that left.
+        leaving: uint8, one a page; gets 1 for those that leave, 2 where they were changed.
+
+    Returns:
+        Bytes that leave, bytes of those that were changed, and the new hand.
+    """
+    num_pages = len(resident)
+    bytes_at = np.zeros(USES + 1, np.int64)
+    for page in range(num_pages):
+        leaving[page] = 0
+        if resident[page]:
+            in_use = last_used[page] >= now
+            bytes_at[USES if in_use else min(uses[page], USES - 1)] += page_bytes[page]
+    last, wanted = 0, surplus
+    while last < USES and bytes_at[last] < wanted:
+        wanted -= bytes_at[last]
+        last += 1
+    left = written = 0
+    first = hand
+    for k in range(num_pages):
+        page = (first + k) % num_pages
+        if not resident[page]:
+            continue
+        level = USES if last_used[page] >= now else min(uses[page], USES - 1)
+        if level > last or (level == last and wanted <= 0):
+            continue
+        if level == last:
+            wanted -= page_bytes[page]
+            hand = page + 1
+        left += page_bytes[page]
+        written += changed[page] * page_bytes[page]
+        leaving[page] = 1 + changed[page]
+        resident[page] = changed[page] = 0
+    return left, written, hand
+
+
+@njit(nogil=True, cache=True)
+def unmap(leaving: Any, resident: Any, bands: Any, paging: Any) -> None:
+    """Takes pages out of the process's memory.
+
+    In as few calls as can be, since each interrupts all CPUs: across pages that are not there.
+
+    Args:
+        leaving: uint8, one a page; not 0 for those that leave.
+        resident: uint8, one a page; those that stay.
+        bands: see ``layout``.
+        paging: see the columns above.
+    """
+    for band in range(len(paging)):
+        if paging[band, FIRST_PAGE] < 0:
+            continue
+        first = end = -1
+        for page in range(paging[band, FIRST_PAGE], paging[band, END_PAGE] + 1):
+            is_over = page == paging[band, END_PAGE] or resident[page]
+            if is_over and first >= 0:
+                address, num_bytes, _ = _place(first, end, band, bands, paging)
+                _madvise(address, num_bytes, np.int32(DONT_NEED))
+                first = -1
+            elif not is_over and leaving[page]:
+                first = page if first < 0 else first
+                end = page + 1
+
+
+@njit(nogil=True, cache=True)
+def _place(first: int, end: int, band: int, bands: Any, paging: Any) -> Any:
+    """Address of consecutive pages of a band, their bytes, and their place in its file."""
+    size = paging[band, PAGE_BYTES]
+    start = (first - paging[band, FIRST_PAGE]) * size
+    whole = -(-paging[band, BAND_BYTES] // OS_PAGE) * OS_PAGE
+    num_bytes = min((end - paging[band, FIRST_PAGE]) * size, whole) - start
+    return bands[band, ADDRESS] + start, num_bytes, start
+
+
+@njit(nogil=True, cache=True)
 def _run(pages: Any, i: int, bands: Any, paging: Any) -> Any:
     """The run of consecutive pages of a band that begins at ``pages[i]``.
 
@@ -123,11 +222,8 @@ def _run(pages: Any, i: int, bands: Any, paging: Any) -> Any:
         if pages[end] >= paging[band, END_PAGE]:
             break
         end += 1
-    size = paging[band, PAGE_BYTES]
-    start = (pages[i] - paging[band, FIRST_PAGE]) * size
-    whole = -(-paging[band, BAND_BYTES] // OS_PAGE) * OS_PAGE
-    num_bytes = min((pages[end - 1] + 1 - paging[band, FIRST_PAGE]) * size, whole) - start
-    return end, bands[band, ADDRESS] + start, num_bytes, paging[band, FILE], start
+    address, num_bytes, start = _place(pages[i], pages[end - 1] + 1, band, bands, paging)
+    return end, address, num_bytes, paging[band, FILE], start
 
 
 @njit(nogil=True, cache=True)
