@@ -42,7 +42,7 @@ class DiskSettings:
 
     Attributes:
         folder: of the files.
-        page_rows: rows of a page, rounded down to whole pages of the operating system that hold a row.
+        page_rows: rows of a page, rounded down to whole pages of the operating system.
         resident_bytes: most bytes of pages in memory, None for as many as the system gives.
         keep_cached: what is taken out of the process may stay in the system's cache of files.
     """

@@ -106,8 +106,8 @@ def test_bands_of_any_size_and_format(
 
 
 def test_hits_and_bytes_are_counted(tmp_path: Path) -> None:
-    # A row and its state take 68 bytes: 64 of them are a page of 4096 and a bit more, so rows 60 and
-    # 120 lie on two pages each.
+    # A row and its state take 68 bytes: 64 of them are a page of 4096 and a bit more, so rows 60
+    # and 120 lie on two pages each.
     paged = collection({"a": 10_000}, disk(tmp_path, page_rows=64))
     size = 64 * 68 // PAGE * PAGE
     first, second = size // 68, 2 * size // 68  # these rows lie on two pages each
