@@ -25,7 +25,7 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 EXACT_COUNTS = 20  # classes of one count each; above, each class reaches 1.25 times further
 GROWTH = 1.25
-LEAST_VALUE = 5e-4  # of a look-up; ids may matter together with others though not alone
+LEAST_VALUE = 0.01  # of a look-up; ids may matter together with others though not alone
 PRIOR_SPREAD = 0.01  # least standard deviation between the values of neighbouring classes
 CHUNK_ROWS = 1 << 20
 

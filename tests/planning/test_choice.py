@@ -124,7 +124,9 @@ def test_pins_are_kept() -> None:
 
 def test_smaller_formats_lose_more_and_frequent_ids_most() -> None:
     classes = classes_of(np.array([5000] * 5 + [300] * 10 + [2] * 10, np.int64))
-    by_option = np.array([losses(o, worth(classes, 0.05), classes) for o in OPTIONS])
+    # Ternary rows are smaller than INT2's and lose no more.
+    scaled = [option for option in OPTIONS if option.format != "ternary"]
+    by_option = np.array([losses(o, worth(classes, 0.05), classes) for o in scaled])
     assert (np.diff(by_option, axis=0) > 0).all()
     each = by_option[1:] / classes.lookups
     assert (np.diff(each, axis=1) < 0).all()

@@ -88,7 +88,7 @@ def test_the_value_is_the_share_of_variance_between_ids(tmp_path: Path, nulls: b
 def test_ids_that_say_nothing_keep_a_little(tmp_path: Path) -> None:
     log(tmp_path / "log", spread=0.0, num_ids=4000, per_id=5)
     worth, _ = worth_of(tmp_path / "log")
-    assert LEAST_VALUE <= worth["user"].value[-1] < 0.01
+    assert LEAST_VALUE <= worth["user"].value[-1] < 1.1 * LEAST_VALUE
 
 
 def test_ids_seen_once_are_worth_what_those_seen_twice_are(tmp_path: Path) -> None:
