@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -18,7 +19,7 @@ from edorec.errors import ConfigError
 from edorec.process_checks import check_processes
 from edorec.processes import Processes
 from edorec.train import run
-from tests.checkpoints.runs import assert_same_model, load_best
+from tests.checkpoints.runs import assert_same_model, assert_same_runs, figures, load_best
 from tests.processes.commands import LIMIT_SECONDS, train, train_command
 from tests.toy import toy_config, toy_rows, write_config, write_toy
 
@@ -42,17 +43,19 @@ def children_of(process: subprocess.Popen[str]) -> dict[int, int]:
     return ranks
 
 
-def test_b46_b50_b58_a_killed_process_ends_all_and_another_number_goes_on(
-    log: Path, tmp_path: Path
-) -> None:
-    config = toy_config(
+def long_config(log: Path) -> RunConfig:
+    """Of a run that saves often enough to be killed between two checkpoints."""
+    return toy_config(
         log,
         memory={"format": "int8"},
         embedding={"sharding": "row_wise"},
         train={"epochs": 5, "batch_size": 100, "evaluate_every_steps": 30},
         checkpoint={"every_steps": 7, "every_minutes": None},
     )
-    path, folder = write_config(tmp_path / "my.yaml", config), tmp_path / "run"
+
+
+def train_until_killed(path: Path, folder: Path) -> tuple[int, str]:
+    """Trains in two processes, kills the second after a checkpoint; exit code and what was told."""
     process = subprocess.Popen(
         train_command(path, folder, "--nproc", "2"), stderr=subprocess.PIPE, text=True
     )
@@ -67,7 +70,16 @@ def test_b46_b50_b58_a_killed_process_ends_all_and_another_number_goes_on(
     finally:
         process.terminate()  # its children with it
         process.wait()
-    assert process.returncode == 1
+    return process.returncode, told
+
+
+def test_b46_b50_b58_a_killed_process_ends_all_and_another_number_goes_on(
+    log: Path, tmp_path: Path
+) -> None:
+    config = long_config(log)
+    path, folder = write_config(tmp_path / "my.yaml", config), tmp_path / "run"
+    exit_code, told = train_until_killed(path, folder)
+    assert exit_code == 1
     assert told.count("process 1 of 2 was ended by SIGKILL") == 1
     assert "Traceback" not in told
 
@@ -81,6 +93,24 @@ def test_b46_b50_b58_a_killed_process_ends_all_and_another_number_goes_on(
     assert report["speed"]["train_steps"] == whole["speed"]["train_steps"]
     for task, metrics in whole["tasks"].items():
         assert report["tasks"][task]["logloss"] == pytest.approx(metrics["logloss"], abs=0.01)
+
+
+@pytest.mark.slow
+def test_b50_two_processes_go_on_as_if_they_had_not_been_killed(log: Path, tmp_path: Path) -> None:
+    config = long_config(log)
+    path, folder = write_config(tmp_path / "my.yaml", config), tmp_path / "run"
+    train_until_killed(path, folder)
+    for run_dir in (folder, tmp_path / "whole"):
+        done = train(path, run_dir, "--nproc", "2", "--resume")
+        assert done.returncode == 0, done.stderr
+    found, wanted = (
+        json.loads((run_dir / "report.json").read_text())
+        for run_dir in (folder, tmp_path / "whole")
+    )
+    assert found["resumed_from_step"] >= 7
+    assert wanted["resumed_from_step"] is None
+    assert figures(found) == figures(wanted)
+    assert_same_runs(folder, tmp_path / "whole", config)
 
 
 @pytest.mark.slow
@@ -145,6 +175,23 @@ def test_b58_an_error_in_the_data_is_shown_once(log: Path, tmp_path: Path) -> No
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.count("row 70") == 1
+    assert not steps_of(tmp_path / "run" / "checkpoints")
+
+
+def test_b58_a_damaged_second_file_is_shown_once(log: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for name in ("valid", "test"):
+        shutil.copy(log / f"{name}.parquet", folder)
+    whole = (log / "train.parquet").read_bytes()
+    (folder / "train-1.parquet").write_bytes(whole)
+    (folder / "train-2.parquet").write_bytes(whole[: len(whole) // 2])
+    config = toy_config(folder, data={"train": "train-*.parquet"})
+    done = train(write_config(tmp_path / "my.yaml", config), tmp_path / "run", "--nproc", "2")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("train-2.parquet") == 1
+    assert "train-1.parquet" not in done.stderr
     assert not steps_of(tmp_path / "run" / "checkpoints")
 
 
