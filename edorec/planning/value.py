@@ -13,6 +13,7 @@ misses what ids mean only together, so it ranks tables and classes; it is no for
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,14 @@ from edorec.data.prepared import Prepared
 from edorec.embedding.admission import RANK_MASK
 
 F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 EXACT_COUNTS = 20  # classes of one count each; above, each class reaches 1.25 times further
 GROWTH = 1.25
 LEAST_VALUE = 0.01  # of a look-up; ids may matter together with others though not alone
 PRIOR_SPREAD = 0.01  # least standard deviation between the values of neighbouring classes
-CHUNK_ROWS = 1 << 20
+CHUNK_ROWS = 1 << 17  # lists of a million rows would take gigabytes
+CHUNK_IDS = 1 << 20  # counts of all ids become floats a chunk at a time
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def measure_worth(
         weighted, lookups, reads = np.zeros((3, len(curve.low)))
         for feature in features[name]:
             counts = _count(prepared, feature, is_mean=feature in averaged)
-            of_class = _by_class(counts.lookups.astype(np.float64), curve)
+            of_class = _by_class(counts.lookups, curve).astype(np.float64)
             weighted += of_class * counts.value(curve)
             lookups += of_class
             reads += _by_class(counts.reads, curve)
@@ -129,21 +132,21 @@ class _Counts:
     Attributes:
         lookups: int64 (ids).
         reads: float64 (ids), see ``Worth``.
-        labels: int64 (tasks, ids), rows with a label.
-        positives: int64 (tasks, ids).
+        labels: int32 (tasks, ids), rows with a label.
+        positives: int32 (tasks, ids).
     """
 
     lookups: I64
     reads: F64
-    labels: I64
-    positives: I64
+    labels: I32
+    positives: I32
 
     def value(self, curve: Classes) -> F64:
         """The value of a look-up by class, the mean over the tasks that have both labels."""
         found = []
         for labels, positives in zip(self.labels, self.positives, strict=True):
             if 0 < positives.sum() < labels.sum():
-                found.append(_value(positives.astype(np.float64), labels.astype(np.float64), curve))
+                found.append(_value(positives, labels, curve))
         return np.mean(found, axis=0) if found else np.zeros(len(curve.low))
 
 
@@ -153,7 +156,7 @@ def _count(prepared: Prepared, feature: str, *, is_mean: bool) -> _Counts:
     label_columns = [prepared.columns["label", task] for task in prepared.tasks]
     num_ids = prepared.vocabularies[prepared.feature_vocabulary[feature]].num_ids
     lookups, reads = np.zeros(num_ids, np.int64), np.zeros(num_ids)
-    labels, positives = np.zeros((2, len(label_columns), num_ids), np.int64)
+    labels, positives = np.zeros((2, len(label_columns), num_ids), np.int32)
     with pq.ParquetFile(prepared.splits["train"].path) as file:
         for batch in file.iter_batches(CHUNK_ROWS, columns=[column, *label_columns]):
             ids, rows = batch.column(column), np.arange(len(batch))
@@ -178,19 +181,24 @@ def _count(prepared: Prepared, feature: str, *, is_mean: bool) -> _Counts:
     return _Counts(lookups, reads, labels, positives)
 
 
-def _by_class(values: F64, curve: Classes) -> F64:
+def _by_class(values: F64 | I64, curve: Classes) -> F64 | I64:
     """Sums over the ids of each class; ids beyond the last class are left out."""
     starts = np.concatenate([[0], curve.ends[:-1]]) if len(curve.ends) else curve.ends
-    sums: F64 = np.add.reduceat(values[: curve.ends[-1]], starts) if len(starts) else np.zeros(0)
-    return sums
+    return np.add.reduceat(values[: curve.ends[-1]], starts) if len(starts) else np.zeros(0)
 
 
-def _value(k: F64, n: F64, curve: Classes) -> F64:
-    """Of one task: k positives among n labels of each id."""
-    rate = k.sum() / n.sum()
-    pairs = _by_class(n * (n - 1), curve)
-    between = k * (k - 1) - 2 * rate * k * (n - 1) + rate**2 * n * (n - 1)
-    estimates = _by_class(between, curve) / (rate * (1 - rate)) / np.maximum(pairs, 1)
+def _value(positives: I32, labels: I32, curve: Classes) -> F64:
+    """Of one task: positives among the labels of each id."""
+    rate = positives.sum(dtype=np.int64) / labels.sum(dtype=np.int64)
+    pairs, between = np.zeros((2, len(curve.ends)))
+    for index, (start, end) in enumerate(pairwise([0, *curve.ends.tolist()])):
+        for low in range(start, end, CHUNK_IDS):
+            ids = slice(low, min(low + CHUNK_IDS, end))
+            k, n = positives[ids].astype(np.float64), labels[ids].astype(np.float64)
+            pairs[index] += (n * (n - 1)).sum()
+            sums = k * (k - 1) - 2 * rate * k * (n - 1) + rate**2 * n * (n - 1)
+            between[index] += sums.sum()
+    estimates = between / (rate * (1 - rate)) / np.maximum(pairs, 1)
     value = np.empty(len(pairs))
     prior = max(float(estimates[0]), 0.0) if len(estimates) else 0.0
     for index, estimate in enumerate(estimates):
