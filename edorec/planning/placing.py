@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from edorec.config import RunConfig
 from edorec.embedding.placement import PLACEMENTS
-from edorec.embedding.tables import Placement
+from edorec.embedding.tables import EmbeddingConfig, MemoryConfig, Placement
 from edorec.memory_use import format_bytes, free_memory_bytes, own_memory_bytes, parse_bytes
 
 SHARE = 0.8  # of free memory for tables; the rest is for batches, gradients and the dense part
@@ -37,7 +36,8 @@ class Moved:
 
 
 def move_tables(
-    config: RunConfig,
+    memory: MemoryConfig,
+    embedding: EmbeddingConfig,
     sizes: Mapping[str, int],
     lookups: Mapping[str, int],
     *,
@@ -47,7 +47,8 @@ def move_tables(
     """Decides where the configuration leaves open where tables are.
 
     Args:
-        config: of the run.
+        memory: settings of the run.
+        embedding: likewise.
         sizes: bytes of rows and optimizer state by table.
         lookups: of each table in training.
         device: of the run.
@@ -58,12 +59,11 @@ def move_tables(
         refused when they are built.
     """
     home, elsewhere = PLACEMENTS[device.type]
-    memory = config.memory
     given = {name: memory.tables.get(name, memory).placement or memory.placement for name in sizes}
     can_move = num_processes == 1 and (
-        device.type == "cuda" or (sys.platform == "linux" and config.embedding.backend != "fbgemm")
+        device.type == "cuda" or (sys.platform == "linux" and embedding.backend != "fbgemm")
     )
-    free = _free_bytes(config, device)
+    free = _free_bytes(memory.monitor.limit, device)
     rest = sum(size for name, size in sizes.items() if given[name] in (None, home))
     if not can_move or rest <= SHARE * free:
         return None
@@ -91,11 +91,10 @@ def move_tables(
     return Moved(elsewhere, frozenset(moved), load_factor, why)
 
 
-def _free_bytes(config: RunConfig, device: torch.device) -> int:
-    """What the run may still take, of ``memory.monitor.limit`` too."""
+def _free_bytes(limit: str | None, device: torch.device) -> int:
+    """What the run may still take, of its own limit too."""
     if device.type == "cuda":
         free, used = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
     else:
         free, used = free_memory_bytes(), own_memory_bytes()
-    limit = config.memory.monitor.limit
     return free if limit is None else max(min(free, parse_bytes(limit) - used), 0)

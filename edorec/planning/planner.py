@@ -173,7 +173,8 @@ def make_plan(
         raise _too_small(config, tables, error.smallest_bytes, baseline) from error
     decided = _decided(tables, choices, known)
     moved = move_tables(
-        config,
+        config.memory,
+        config.embedding,
         {table.name: table.total_bytes for table in decided},
         {table.name: int(table.counts.sum()) for table in tables},
         device=pick_device(config.train.device),

@@ -256,13 +256,13 @@ def test_cuda_keeps_as_many_rows_as_find_room(log: Path, monkeypatch: pytest.Mon
     sizes, lookups = {"a": 700, "b": 200, "c": 100}, {"a": 7, "b": 10, "c": 100}
     monkeypatch.setattr(placing, "_free_bytes", lambda *_: 750)
     move = partial(move_tables, sizes=sizes, lookups=lookups, num_processes=1)
-    moved = move(config, device=torch.device("cuda"))
+    moved = move(config.memory, config.embedding, device=torch.device("cuda"))
     assert moved is not None
     assert (moved.placement, moved.tables) == ("uvm", {"a"})
     assert moved.load_factor == pytest.approx((0.8 * 750 - 300) / 700, abs=0.01)
     assert moved.load_factor * 700 + 300 <= 0.8 * 750
     # Half of every table that goes is on the device, so two must go.
     half = toy_config(log, memory={"budget": 0.4, "uvm": {"load_factor": 0.5}})
-    moved = move(half, device=torch.device("cuda"))
+    moved = move(half.memory, half.embedding, device=torch.device("cuda"))
     assert moved is not None
     assert (moved.tables, moved.load_factor) == ({"a", "b"}, None)
