@@ -120,7 +120,7 @@ _store_state = _choose([state.store for state in STATES.values()])
 
 @njit(forceinline=True)
 def _step_of(code: int) -> Any:
-    """The step in a format's number; see ``layout.format_code``."""
+    """The step in a format's number; see ``formats.format_code``."""
     return float_from_bits(np.uint32(code >> FORMAT_BITS))
 
 

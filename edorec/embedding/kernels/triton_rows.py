@@ -204,7 +204,7 @@ def _clamp(value, low, high):
 
 @triton.jit
 def _step_of(code):
-    """The step in a format's number; see ``layout.format_code``."""
+    """The step in a format's number; see ``formats.format_code``."""
     return (code >> FORMAT_BITS).to(tl.uint32).to(tl.float32, bitcast=True)
 
 
