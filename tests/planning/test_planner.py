@@ -266,3 +266,17 @@ def test_cuda_keeps_as_many_rows_as_find_room(log: Path, monkeypatch: pytest.Mon
     moved = move(half.memory, half.embedding, device=torch.device("cuda"))
     assert moved is not None
     assert (moved.tables, moved.load_factor) == ({"a", "b"}, None)
+
+
+def test_a_run_goes_on_where_other_memory_is_free(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"memory": {"budget": 0.4}, "data": {"cache": str(tmp_path / "cache")}}
+    short = toy_config(log, **settings, train={"epochs": 1}, checkpoint={"every_steps": 2})
+    longer = toy_config(log, **settings, train={"epochs": 2}, checkpoint={"every_steps": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(placing, "free_memory_bytes", lambda: 0)
+        run(short, run_dir=tmp_path / "run", verbosity=-1)
+    report = run(longer, run_dir=tmp_path / "run", verbosity=-1, resume=True)
+    assert report["resumed_from_step"]
+    assert {table["placement"] for table in report["memory"]["tables"]} == {"ram"}
