@@ -406,7 +406,10 @@ def _look_up(
         weights=_numbers(features.weights(), torch.float32) if is_weighted else None,
         out_size=sum(sizes),
     )
-    pooled, *rows = torch.split(_rows(tables, names, hook, lookups), sizes)
+    flat = _rows(tables, names, hook, lookups)
+    if not unpooled:  # the gradient of a split is a copy
+        return flat.view(batch_size, width), []
+    pooled, *rows = torch.split(flat, sizes)
     return pooled.view(batch_size, width), [
         JaggedTensor(flat.view(-1, dim), lengths=lengths_B)
         for flat, (dim, lengths_B) in zip(rows, unpooled, strict=True)

@@ -73,6 +73,7 @@ from edorec.embedding.shards import NUM_BUCKETS
 from edorec.embedding.states import STATES
 
 AHEAD = 16
+COMMON_DIM = 16  # look-ups of this dim are compiled for it, their loops without remainders
 BAGS_PER_UNIT = 128
 LOOKUPS_PER_UNIT = 512
 DIGIT_BITS = 11
@@ -195,15 +196,16 @@ def _add_through(
     _add_row(qat, small, dim, scale, target)
 
 
-@njit
-def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> bool:
-    """Some bags of a feature; returns whether all their values are rows."""
+@njit(forceinline=True)
+def _pool_bags(
+    packed: Any, f: int, table: Any, dim: int, first_bag: int, end_bag: int, spare: int
+) -> bool:
+    """``_pool`` in a table of a dim."""
     bands = ints_at(packed[1])
     feature = ints_at(packed[3] + 8 * FEATURE_COLUMNS * f)
-    table = ints_at(packed[2] + 8 * TABLE_COLUMNS * feature[TABLE])
     values, offsets = ints_at(packed[4]), ints_at(packed[5] + 8 * feature[FIRST_OFFSET])
     weights, has_weights, out = floats_at(packed[6]), packed[7], packed[8]
-    dim, first, end = table[DIM], table[FIRST_BAND], table[END_BAND]
+    first, end = table[FIRST_BAND], table[END_BAND]
     are_rows = True
     for bag in range(first_bag, end_bag):
         target = out + 4 * (feature[OUT] + bag * feature[OUT_STRIDE])
@@ -223,6 +225,16 @@ def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> bool
             else:
                 _add_through(table[QAT], code, address, dim, scale, target, spare)
     return are_rows
+
+
+@njit
+def _pool(packed: Any, f: int, first_bag: int, end_bag: int, spare: int) -> bool:
+    """Some bags of a feature; returns whether all their values are rows."""
+    feature = ints_at(packed[3] + 8 * FEATURE_COLUMNS * f)
+    table = ints_at(packed[2] + 8 * TABLE_COLUMNS * feature[TABLE])
+    if table[DIM] == COMMON_DIM:
+        return _pool_bags(packed, f, table, COMMON_DIM, first_bag, end_bag, spare)
+    return _pool_bags(packed, f, table, table[DIM], first_bag, end_bag, spare)
 
 
 @njit
