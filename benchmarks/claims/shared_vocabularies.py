@@ -26,7 +26,10 @@ TOGETHER = {
         "vocabularies.item.task_specific={cart: {rows: 2000, dim: 4}, buy: {rows: 2000, dim: 4}}",
         "tasks.click.loss_weight=3",
     ],
-    "kuairand": ["vocabularies.video.task_specific={long_view: {rows: 1000, dim: 4}}"],
+    "kuairand": [
+        "vocabularies.video.task_specific={long_view: {rows: 1000, dim: 4}}",
+        "tasks.click.loss_weight=1.4",
+    ],
 }
 BOTH = {
     "ecommerce": ["model.head={name: shared_bottom, tower_hidden: [64, 32]}"],
