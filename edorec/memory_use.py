@@ -4,7 +4,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ SMAPS = Path("/proc/self/smaps")
 STATM = Path("/proc/self/statm")
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 UNITS = {
     "B": 1,
     **{f"{letter}B": 1000**k for k, letter in enumerate("KMGT", 1)},
@@ -83,7 +84,7 @@ class MemoryUse:
 
 
 def memory_uses() -> list[MemoryUse]:
-    """Of the machine, and of the process's control group where it has a limit.
+    """Of the machine, and of each control group with a limit that the process is in.
 
     Cached files count as free, in both: the system drops them where memory runs short. Without
     /proc, all memory of the machine is free.
@@ -93,10 +94,7 @@ def memory_uses() -> list[MemoryUse]:
     numbers = _numbers(MEMINFO)
     total, free = (numbers[key] * 1024 for key in ("MemTotal:", "MemAvailable:"))
     uses = [MemoryUse("machine", total, total - free)]
-    for folder, limit, used, prefix in (
-        (CGROUP, "memory.max", "memory.current", ""),
-        (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    ):
+    for folder, (limit, used, prefix) in _control_groups():
         if all((folder / name).exists() for name in (limit, used, "memory.stat")):
             text = (folder / limit).read_text().strip()
             if text != "max":
@@ -105,6 +103,28 @@ def memory_uses() -> list[MemoryUse]:
                 held = int((folder / used).read_text()) - cached
                 uses.append(MemoryUse("control group", int(text), max(held, 0)))
     return uses
+
+
+def _control_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Folders of the groups that the process is in, and their files: limit, use, and a prefix.
+
+    A limit holds for all groups below, so those above the process's own count as well. In a
+    container the path may be that on its host: then only the top, which is its own, is there.
+    """
+    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            top, files = CGROUP, ("memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            top = CGROUP / "memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for folder in [own, *own.parents]:
+            yield folder, files
+            if folder == top:
+                break
 
 
 def free_memory_bytes() -> int:

@@ -35,6 +35,8 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n")
     monkeypatch.setattr("edorec.memory_use.MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr("edorec.memory_use.CGROUP", tmp_path)
+    (tmp_path / "groups").write_text("5:cpu,memory:/\n0::/\n")
+    monkeypatch.setattr("edorec.memory_use.OWN_GROUPS", tmp_path / "groups")
     return tmp_path
 
 
@@ -44,6 +46,25 @@ def test_free_memory_is_what_the_machine_has_available(system: Path) -> None:
     (system / "memory.current").write_text("5\n")
     (system / "memory.stat").write_text("inactive_file 1\nactive_file 1\n")
     assert free_memory_bytes() == 8 * 2**30
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("limited", ["", "jobs", "jobs/one"])
+def test_a_limit_of_any_group_above_the_process_counts(
+    system: Path, version: int, limited: str
+) -> None:
+    (system / "groups").write_text(f"{'3:memory' if version == 1 else '0:'}:/jobs/one\n")
+    top = system / "memory" if version == 1 else system
+    (top / limited).mkdir(parents=True, exist_ok=True)
+    names = ("memory.max", "memory.current")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for name, number in zip(names, (3 * GB, GB), strict=True):
+        (top / limited / name).write_text(f"{number}\n")
+    (top / limited / "memory.stat").write_text(
+        "".join(f"{prefix}{kind}active_file 0\n" for prefix in ("", "total_") for kind in ("", "in"))
+    )
+    assert free_memory_bytes() == 2 * GB
 
 
 @pytest.mark.parametrize("version", [1, 2])
