@@ -7,6 +7,7 @@ is the id's row, because the fused one returns mixed poolings under each other's
 
 import hashlib
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -133,6 +134,10 @@ class TorchrecTables(nn.Module):
 
     def paging(self) -> None:
         """Nothing is paged."""
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Nothing is on disk."""
+        return nullcontext()
 
     def table_bytes(self) -> dict[str, tuple[int, int]]:
         """By table, bytes of rows and of optimizer state."""

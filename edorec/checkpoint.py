@@ -46,7 +46,8 @@ def save_model(
         "tables": state,
         "formats": formats_of(tables.bands()),
     }
-    processes.from_first(lambda: _write(path, content))
+    with tables.in_order():
+        processes.from_first(lambda: _write(path, content))
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -92,9 +93,10 @@ def load_model(
         raise InputError(f"{path} does not fit this configuration: " + "; ".join(problems))
     if not is_same:
         tables.take_rows(content["tables"])
-    for table, bands in live.items() if is_same else ():
-        for key, pieces in bands.items():
-            _copy(pieces, saved[table][key])
+    with tables.in_order():
+        for table, bands in live.items() if is_same else ():
+            for key, pieces in bands.items():
+                _copy(pieces, saved[table][key])
     model.load_state_dict(content["dense"])
     return int(content["step"])
 

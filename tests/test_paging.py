@@ -2,12 +2,18 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from edorec.config import RunConfig
+from edorec.config import RunConfig, dump_config
 from edorec.embedding.storage import is_in_memory
 from edorec.errors import ConfigError
 from edorec.evaluate import evaluate
@@ -15,6 +21,9 @@ from edorec.train import run
 from tests.checkpoints.runs import assert_same_model, load_best
 from tests.config_samples import GOOD, problems, write
 from tests.toy import toy_config, write_toy
+
+ROOT = Path(__file__).parents[1]
+GIB = 2**30
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +121,51 @@ def test_the_limit_is_a_size(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     (line,) = problems(path, "memory.disk.resident=much")
     assert "memory.disk.resident: wanted a number with a unit, such as 800MB" in line
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Path]:
+    """A control group below this process's that may take 1 GiB, its cached files included."""
+    own = Path("/proc/self/cgroup").read_text().splitlines()
+    paths = [line.split(":", 2)[2] for line in own if "memory" in line.split(":")[1].split(",")]
+    if not paths:
+        pytest.skip("needs control groups of version 1 for memory")
+    group = Path("/sys/fs/cgroup/memory") / paths[0].lstrip("/") / "edorec-test"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(GIB))
+    except OSError as error:
+        pytest.skip(f"may not make a control group: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.slow
+def test_a_run_whose_tables_are_four_times_the_memory_of_its_control_group(
+    limited_group: Path, tmp_path: Path
+) -> None:
+    folder = write_toy(tmp_path / "log")
+    rows = pq.read_table(folder / "train.parquet")
+    users = pa.array(np.random.default_rng(0).integers(0, 2**40, len(rows)))
+    pq.write_table(rows.set_column(0, "user", users), folder / "train.parquet")
+    config = toy_config(
+        folder,
+        embedding={"dim": 16},
+        memory={"placement": "disk", "disk": {"folder": str(tmp_path), "resident": "200MiB"}},
+        vocabularies={"user": {"min_count": 2, "buckets": 4 * GIB // 68}},
+    )
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    command = [sys.executable, "train.py", "--config", str(tmp_path / "run.yaml")]
+    enter = f'echo $$ > {limited_group}/cgroup.procs && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", enter, "sh", *command, "--run-dir", str(tmp_path / "run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    memory = json.loads((tmp_path / "run" / "report.json").read_text())["memory"]
+    assert memory["disk_bytes"] >= 4 * GIB
+    most = int((limited_group / "memory.max_usage_in_bytes").read_text())
+    assert most <= GIB
+    assert "oom_kill 0" in (limited_group / "memory.oom_control").read_text().splitlines()

@@ -112,7 +112,8 @@ def load_tables(saved: SavedTables, tables: EmbeddingTables) -> None:
             target = tensor[first : first + step]
             rows = torch.empty(len(target), band.row_bytes, dtype=torch.uint8)
             saved.load(band.table, band.band, shard, band.first_row + first, rows)
-            target.copy_(rows.view(tensor.dtype).view(target.shape))
+            with tables.in_order():
+                target.copy_(rows.view(tensor.dtype).view(target.shape))
 
 
 def _open(folder: Path, rank: int, num_pages: int) -> tuple[np.ndarray, np.ndarray]:

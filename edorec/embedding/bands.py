@@ -175,6 +175,11 @@ class BandMemory:
         """Descriptor of the file that holds the band, None where it is in memory."""
         return None if self._memory is None else self._memory.file_number
 
+    def read_in_order(self, is_in_order: bool) -> None:
+        """See ``MappedBytes.read_in_order``; of memory that is mapped from a file."""
+        assert self._memory is not None
+        self._memory.read_in_order(is_in_order)
+
     @property
     def weights_bytes(self) -> int:
         """Bytes of the rows without state."""

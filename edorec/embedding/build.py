@@ -1,6 +1,7 @@
 """Builds the tables of a run from its vocabularies and settings."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,6 +61,9 @@ class EmbeddingTables(Protocol):
 
     def paging(self) -> dict[str, Any] | None:
         """What paging or caching of rows did so far, None where all are in memory."""
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Inside the block rows are read one after the other: those on disk are read ahead."""
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""

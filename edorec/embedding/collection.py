@@ -6,6 +6,7 @@ The optimizer acts inside the backward pass, so tables are not among ``parameter
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,10 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def paging(self) -> dict[str, Any] | None:
         """What paging did so far; see ``RowTables.paging``."""
         return self.tables.paging()
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Inside the block rows are read one after the other: those on disk are read ahead."""
+        return self.tables.in_order()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next backward pass."""

@@ -12,6 +12,7 @@ Row-wise Adagrad then averages squared gradients over the padded dim.
 
 import hashlib
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -198,6 +199,10 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def prefetch(self, features: KeyedJaggedTensor) -> None:
         """No row is on disk: nothing to do."""
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """No row is on disk: nothing to do."""
+        return nullcontext()
 
     def paging(self) -> dict[str, Any] | None:
         """What the cache of rows did so far, None without one.

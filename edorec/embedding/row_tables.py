@@ -2,7 +2,8 @@
 
 import hashlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -283,6 +284,18 @@ class RowTables:
         """Waits for kernels that still write rows in the host's memory."""
         if self.device.type == "cuda" and any(config.host_rows for config in self.configs):
             torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Inside the block rows are read one after the other: those on disk are read ahead."""
+        files = [m for memories in self.memories for m in memories if m.file_number is not None]
+        for memory in files:
+            memory.read_in_order(True)
+        try:
+            yield
+        finally:
+            for memory in files:
+                memory.read_in_order(False)
 
     def paging(self) -> dict[str, Any] | None:
         """What paging did so far, None where the rows are all in one memory.

@@ -1,6 +1,7 @@
 """The tables of a run in several processes, with the methods of those of one."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -154,6 +155,10 @@ class ShardedTables:
 
     def paging(self) -> None:
         """No row is on disk: None."""
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """No row is on disk: nothing to do."""
+        return nullcontext()
 
     def bands(self) -> dict[str, list[Band]]:
         """By table, its bands that have rows, in all processes."""

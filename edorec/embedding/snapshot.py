@@ -22,6 +22,7 @@ import torch
 from edorec.embedding.build import EmbeddingTables
 from edorec.embedding.kernels.changed_pages import claim, copy_pages, touch
 from edorec.embedding.kernels.layout import PAGE_BYTES, Lookups, UpdateWatch, table_slots
+from edorec.embedding.storage import read_ahead
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -144,7 +145,9 @@ class TableSnapshots:
         start = 0
         own = np.empty((BUFFER_PAGES, PAGE_BYTES), np.uint8)
         found = np.empty(BUFFER_PAGES, np.int64)
+        self._read_ahead(start)
         while True:
+            self._read_ahead(start + BUFFER_PAGES)
             with self._has_changed:
                 self._has_changed.wait_for(lambda: self._staged or not self._is_staging)
                 staged = self._staged.popleft() if self._staged else None
@@ -162,6 +165,17 @@ class TableSnapshots:
             else:
                 self.end()
                 return
+
+    def _read_ahead(self, start: int) -> None:
+        """Has the system read pages from their files, if most of a chunk's are wanted."""
+        wanted = np.flatnonzero(self._pending[start : start + BUFFER_PAGES]) + start
+        if len(wanted) < BUFFER_PAGES / 2:
+            return
+        bands = np.searchsorted(self._first_pages, wanted, side="right") - 1
+        for band in np.unique(bands):
+            first, last = wanted[bands == band][[0, -1]].tolist()
+            place = (first - int(self._first_pages[band])) * PAGE_BYTES
+            read_ahead(int(self._addresses[band]) + place, (last + 1 - first) * PAGE_BYTES)
 
     def end(self) -> None:
         """Ends the snapshot, complete or given up, and frees its buffers."""
