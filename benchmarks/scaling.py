@@ -76,7 +76,12 @@ def build(sharding: str, rows: int, processes: Processes) -> Any:
     )
     pooling = dict.fromkeys(NAMES, PoolingType.SUM)
     return ShardedTables(
-        configs, pooling=pooling, placements=placements, processes=processes, **settings
+        configs,
+        pooling=pooling,
+        placements=placements,
+        processes=processes,
+        device=torch.device("cpu"),
+        **settings,
     )
 
 
