@@ -17,7 +17,9 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.launcher.api import elastic_launch
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -42,7 +45,7 @@ from benchmarks.scaling_model import (
     sent_bytes,
     step_seconds,
 )
-from benchmarks.scaling_probes import loopback, new_mlp, timed_steps
+from benchmarks.scaling_probes import busy_seconds, loopback, new_mlp, timed_steps
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharded_tables import ShardedTables, place_tables
@@ -53,7 +56,17 @@ BATCH = 4096
 ROWS, QUICK_ROWS = 1_000_000, 50_000
 STEPS, QUICK_STEPS, WARM_STEPS = 60, 30, 5
 NUM_BATCHES = 32
+NUM_ROUNDS = 2
 ALONE_ROWS = (512, 1024, 2048, 4096)
+# By name the number of processes and what they do.
+RUNS = {
+    "one": (1, "table_wise"),
+    "alone": (1, "alone"),
+    "apart": (2, "apart"),
+    "probe": (2, "probe"),
+    "table_wise": (2, "table_wise"),
+    "row_wise": (2, "row_wise"),
+}
 NAMES = [f"f{k}" for k in range(NUM_TABLES)]
 
 
@@ -114,8 +127,7 @@ def train(sharding: str, rows: int, steps: int) -> dict[str, Any] | None:
             nonlocal sent
             if step == WARM_STEPS:
                 sent = written_bytes()
-            values: torch.Tensor = tables(drawn[step % NUM_BATCHES]).values()
-            return values
+            return _look_up(tables, drawn, step)
 
         seconds = median(timed_steps(model, vectors, steps=steps, warm_steps=WARM_STEPS))
         sent = written_bytes() - sent
@@ -133,7 +145,7 @@ def train(sharding: str, rows: int, steps: int) -> dict[str, Any] | None:
 
 def alone(rows: int, steps: int, batch_sizes: Sequence[int]) -> dict[str, Any]:
     """Seconds of steps of one process on the path of several, by batch size; and without tables."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     tables = build("table_wise", rows, ONE, may_be_plain=False)
     mlp = new_mlp(NUM_TABLES * DIM, HIDDEN)
     found: dict[str, Any] = {"step": [], "dense": []}
@@ -141,14 +153,23 @@ def alone(rows: int, steps: int, batch_sizes: Sequence[int]) -> dict[str, Any]:
         drawn = batches(rows, ONE, size)
         inputs = torch.randn(size, NUM_TABLES * DIM, requires_grad=True)
         kinds: dict[str, Callable[[int], torch.Tensor]] = {
-            "step": lambda step, drawn=drawn: tables(drawn[step % NUM_BATCHES]).values(),
-            "dense": lambda _, inputs=inputs: inputs,
+            "step": partial(_look_up, tables, drawn),
+            "dense": partial(_nothing, inputs),
         }
         for kind, vectors in kinds.items():
             seconds = timed_steps(mlp, vectors, steps=steps, warm_steps=WARM_STEPS)
             found[kind].append(median(seconds))
     dist.destroy_process_group()
     return found
+
+
+def _look_up(tables: Any, drawn: list[KeyedJaggedTensor], step: int) -> torch.Tensor:
+    values: torch.Tensor = tables(drawn[step % NUM_BATCHES]).values()
+    return values
+
+
+def _nothing(inputs: torch.Tensor, _step: int) -> torch.Tensor:
+    return inputs
 
 
 def apart(rows: int, steps: int) -> dict[str, Any] | None:
@@ -186,15 +207,32 @@ def measure_in(num_processes: int, kind: str, rows: int, steps: int) -> dict[str
     return found
 
 
-def model_figures(rows: int, steps: int) -> tuple[list[Figure], Compute, Network, float]:
+def measure(rows: int, steps: int) -> dict[str, dict[str, Any]]:
+    """All of it in turns, and of each figure the fastest: others may use the machine too."""
+    found: dict[str, dict[str, Any]] = {}
+    for _ in range(NUM_ROUNDS):
+        for name, (num_processes, kind) in RUNS.items():
+            new = measure_in(num_processes, kind, rows, steps)
+            old = found.setdefault(name, new)
+            for key, value in new.items():
+                if key == "bytes_per_second":
+                    old[key] = max(old[key], value)
+                elif key in ("step", "dense"):
+                    old[key] = [min(pair) for pair in zip(old[key], value, strict=True)]
+                elif key in ("seconds", "latency"):
+                    old[key] = min(old[key], value)
+    return found
+
+
+def model_figures(
+    found: dict[str, dict[str, Any]],
+) -> tuple[list[Figure], Compute, Network, float]:
     """What the model of ``scaling_model`` is fed, and the same as figures."""
-    single = measure_in(1, "alone", rows, steps)
+    single, gloo = found["alone"], found["probe"]
     compute = fit_compute(list(ALONE_ROWS), single["step"], single["dense"])
-    beside = measure_in(2, "apart", rows, steps)["step"][0]
-    contention = beside / single["step"][ALONE_ROWS.index(BATCH // 2)]
-    gloo = measure_in(2, "probe", rows, steps)
+    contention = found["apart"]["step"][0] / single["step"][ALONE_ROWS.index(BATCH // 2)]
     network = Network(gloo["bytes_per_second"], gloo["latency"])
-    found = [
+    figures = [
         Figure("alone: a step without rows", compute.fixed_seconds, "s"),
         Figure("alone: dense part of a row", compute.dense_seconds, "s"),
         Figure("alone: look-ups of a row", compute.lookup_seconds, "s"),
@@ -202,16 +240,20 @@ def model_figures(rows: int, steps: int) -> tuple[list[Figure], Compute, Network
         Figure("loopback: sent by each of 2 at once", network.bytes_per_second, "bytes/s"),
         Figure("loopback: a collective without bytes", network.latency_seconds, "s"),
     ]
-    return found, compute, network, contention
+    return figures, compute, network, contention
 
 
 def figures(rows: int, steps: int) -> list[Figure]:
     """One process, then two in both ways, and what the model expects of them."""
-    one = measure_in(1, "table_wise", rows, steps)
+    started, (busy, own) = time.monotonic(), busy_seconds()
+    measured = measure(rows, steps)
+    (busy_then, own_then), seconds = busy_seconds(), time.monotonic() - started
+    others = ((busy_then - busy) - (own_then - own)) / seconds
+    fed, compute, network, contention = model_figures(measured)
+    one = measured["one"]
     found = [Figure("1 process: rows per second", BATCH / one["seconds"], "rows/s")]
-    fed, compute, network, contention = model_figures(rows, steps)
     for sharding in SHARDINGS:
-        two, name = measure_in(2, sharding, rows, steps), sharding.replace("_", "-")
+        two, name = measured[sharding], sharding.replace("_", "-")
         expected = step_seconds(
             compute, network, sharding=sharding, world_size=2, batch=BATCH, contention=contention
         )
@@ -247,7 +289,7 @@ def figures(rows: int, steps: int) -> list[Figure]:
                 at_most=0.55,
             ),
         ]
-    return found + fed
+    return [*found, *fed, Figure("CPUs that other programs used meanwhile", others, "CPUs")]
 
 
 def main() -> None:

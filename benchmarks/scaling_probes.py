@@ -1,12 +1,10 @@
-"""What ``benchmarks.scaling`` measures apart from training in several processes.
+"""Parts of ``benchmarks.scaling``: timed steps, gloo's speed, and what else the machine does."""
 
-``alone`` times steps of one process at several batch sizes, on the path of several: torchrec packs,
-permutes and deals look-ups and vectors to the one process there is. ``loopback`` times gloo between
-processes that do nothing else.
-"""
-
+import os
+import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -67,3 +65,12 @@ def loopback(processes: Processes) -> tuple[float, float]:
         sent.append(tensor.nbytes * (processes.world_size - 1) / processes.world_size)
     per_byte, _ = np.polyfit(sent, times, 1)
     return float(1 / per_byte), times[0]
+
+
+def busy_seconds() -> tuple[float, float]:
+    """CPU seconds of the whole machine, and those of this process and its ended children."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    busy = [int(fields[k]) for k in (0, 1, 2, 5, 6)]  # user, nice, system, interrupts
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own = sum(use.ru_utime + use.ru_stime for use in uses)
+    return sum(busy) / os.sysconf("SC_CLK_TCK"), own
