@@ -218,7 +218,7 @@ def train(
             raise typer.Exit(launch(num_processes, train_arguments(sys.argv)))
         from edorec.train import run
 
-        with joined() as processes:
+        with joined(loaded.config.train.device) as processes:
             run(
                 loaded.config,
                 run_dir=run_dir,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from edorec.cpus import num_cpus
 from edorec.errors import ConfigError
@@ -22,6 +23,43 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def device_of_process(name: str, *, local_rank: int, num_here: int) -> torch.device:
+    """The device of one of several processes; on CUDA each has a GPU of its own.
+
+    Args:
+        name: ``train.device``.
+        local_rank: of the process among those of this machine.
+        num_here: processes on this machine.
+
+    Raises:
+        ConfigError: if they cannot train on GPUs here.
+    """
+    device = pick_device(name)
+    if device.type == "cpu":
+        return device
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < num_here:
+        raise ConfigError(
+            [
+                f"train.device: {num_here} processes on this machine need a GPU each, and torch "
+                f"finds {num_gpus}; start fewer processes, or set it to cpu"
+            ]
+        )
+    if not dist.is_nccl_available():
+        raise ConfigError(
+            [
+                "train.device: several processes on CUDA need NCCL, which this build of torch does "
+                "not have; start one process, or set it to cpu"
+            ]
+        )
+    return torch.device("cuda", local_rank)
+
+
+def backend_of(device: torch.device) -> str:
+    """What connects processes with this device: gloo tensors on the CPU, NCCL those on GPUs."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> int:

@@ -2,7 +2,6 @@
 
 from edorec.config import RunConfig
 from edorec.data.schema import is_sequence
-from edorec.devices import pick_device
 from edorec.embedding.shards import NUM_BUCKETS
 from edorec.errors import ConfigError
 from edorec.processes import Processes
@@ -18,9 +17,6 @@ def check_processes(config: RunConfig, processes: Processes) -> None:
         return
     train = config.train
     faults = {
-        "train.device: several processes train on the CPU; set it to cpu": (
-            pick_device(train.device).type != "cpu"
-        ),
         "model.batch_norm: each of several processes would see its own part of a batch; set it to "
         "false": config.model.batch_norm,
         "train.task_weights: weights are learned in one process; several take loss_weight of the "

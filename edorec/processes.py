@@ -23,13 +23,16 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from edorec.devices import backend_of, device_of_process
+from edorec.errors import ConfigError
+
 T = TypeVar("T")
 # A process that ends takes the others along at once; this is for one that hangs.
 TIMEOUT = timedelta(minutes=30)
 PREPARE_TIMEOUT = timedelta(days=7)
 # Longer than torchrun takes to end all processes once one has failed.
 GRACE_SECONDS = 60
-LOST = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "Timed out waiting")
+LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out waiting")
 
 
 @dataclass(frozen=True)
@@ -39,19 +42,34 @@ class Processes:
     Attributes:
         rank: of this one.
         world_size: how many there are.
+        local_rank: of this one among those of its machine.
         num_here: how many of them are on this machine.
+        device: of this one, None in one process.
         store: what they share besides tensors, None in one process.
     """
 
     rank: int = 0
     world_size: int = 1
+    local_rank: int = 0
     num_here: int = 1
+    device: torch.device | None = None
     store: Any = None
 
     @property
     def is_first(self) -> bool:
         """Whether this one writes and shows what all have done."""
         return self.rank == 0
+
+    @property
+    def ranks_here(self) -> range:
+        """Ranks of the processes on this machine; torchrun numbers machine after machine."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.num_here)
+
+    def barrier(self) -> None:
+        """Waits until all are here."""
+        if self.world_size > 1:
+            dist.barrier()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all processes, in place."""
@@ -131,26 +149,55 @@ def num_started() -> int:
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
+def joined(device_name: str = "cpu") -> Iterator[Processes]:
     """This process among those that torchrun has started; ``ONE`` without it.
 
     Where one fails, its error alone is shown: the others wait to be ended by torchrun.
+
+    Args:
+        device_name: ``train.device``; on CUDA each process has a GPU of its own.
+
+    Raises:
+        ConfigError: if there are too few GPUs, or processes have devices of different kinds.
     """
     if num_started() == 1:
         yield ONE
         return
     store, rank, world_size = next(rendezvous("env://"))
     groups, shared = PrefixStore("groups", store), PrefixStore("edorec", store)
-    dist.init_process_group("gloo", store=groups, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
     num_here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     try:
-        yield Processes(rank, world_size, num_here, shared)
+        device = device_of_process(device_name, local_rank=local_rank, num_here=num_here)
+        _check_same_kind(device, shared)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            backend_of(device), store=groups, rank=rank, world_size=world_size, timeout=TIMEOUT
+        )
+        yield Processes(rank, world_size, local_rank, num_here, device, shared)
         gc.collect()  # what still holds the group, which would abort the process at its end
         dist.barrier()
     except Exception as error:
         _wait_for_others(error, rank, world_size, shared)
         raise
     dist.destroy_process_group()
+
+
+def _check_same_kind(device: torch.device, store: Any) -> None:
+    """Refuses machines of which some have GPUs and others do not.
+
+    Raises:
+        ConfigError: if another process was first with another kind of device.
+    """
+    kind = store.compare_set("device", "", device.type).decode()
+    if kind != device.type:
+        raise ConfigError(
+            [
+                f"train.device is auto, which is {device.type} on this machine and {kind} on "
+                "another; set it to cpu, or take machines with GPUs alone"
+            ]
+        )
 
 
 def _wait_for_others(error: Exception, rank: int, world_size: int, store: Any) -> None:

@@ -179,7 +179,7 @@ def set_up(config: RunConfig, processes: Processes = ONE) -> tuple[torch.device,
     Raises:
         ConfigError: if the configuration cannot run here.
     """
-    device = pick_device(config.train.device)
+    device = processes.device or pick_device(config.train.device)
     check_precision("train.matmul_precision", config.train.matmul_precision, device)
     check_precision("train.eval_precision", config.train.eval_precision, device)
     return device, set_num_threads(config.train.num_threads, num_processes=processes.num_here)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -155,6 +156,7 @@ def build_tables(
         placements=placements,
         has_sequences=bool(sequences),
         device=device,
+        num_processes=processes.world_size,
     )
     host_rows = {
         name: range(row_map.num_rows)
@@ -170,7 +172,8 @@ def build_tables(
         for name, row_map in row_maps.items()
         if placements[name] == "uvm"
     }
-    _check_memory(
+    check_memory = partial(
+        _check_memory,
         bands,
         placements=placements,
         host_rows=host_rows,
@@ -183,6 +186,7 @@ def build_tables(
         users[feature.vocabulary or name].append(name)
     pooling = {n: POOLINGS[f.pooling] for n, f in features.items() if n not in sequences}
     if uses_fbgemm:
+        check_memory()
         return FusedEmbeddingBagCollection(
             [
                 EmbeddingBagConfig(
@@ -247,7 +251,20 @@ def build_tables(
             sharding=embedding.sharding,
             world_size=processes.world_size,
         )
-        return ShardedTables(configs, placements=shardings, processes=processes, **settings)
+        ranks_here = processes.ranks_here
+        own = range(processes.rank, processes.rank + 1)
+        check_memory(
+            device_share={
+                name: sharding.share(own if device.type == "cuda" else ranks_here)
+                for name, sharding in shardings.items()
+            },
+            host_share={name: sharding.share(ranks_here) for name, sharding in shardings.items()},
+        )
+        processes.barrier()  # all have looked before the first takes memory
+        return ShardedTables(
+            configs, placements=shardings, processes=processes, device=device, **settings
+        )
+    check_memory()
     try:
         return EdoEmbeddingBagCollection(configs, **settings, device=device, disk=disk)
     except OSError as error:
@@ -268,10 +285,22 @@ def _check_memory(
     dims: Mapping[str, int],
     optimizer: str,
     device: torch.device,
+    device_share: Mapping[str, float] | None = None,
+    host_share: Mapping[str, float] | None = None,
 ) -> None:
     """Refuses tables that do not fit into memory before any of them is allocated.
 
     Tables on disk do not count, nor FBGEMM's cache, which takes what it gets.
+
+    Args:
+        bands: by table.
+        placements: by table.
+        host_rows: rows in the host's memory by table.
+        dims: by table.
+        optimizer: of the rows.
+        device: of the tables.
+        device_share: of several processes, by table the share of its rows in this device's memory.
+        host_share: likewise that of its ``host_rows`` on this machine.
 
     Raises:
         ConfigError: naming the largest table and what to change.
@@ -282,8 +311,9 @@ def _check_memory(
             continue
         size = num_bytes(table, dim=dims[name], optimizer=optimizer)
         rows = host_rows.get(name, NO_ROWS)
-        host_sizes[name] = bytes_of_rows(table, rows, dim=dims[name], optimizer=optimizer)
-        sizes[name] = size - host_sizes[name]
+        on_host = bytes_of_rows(table, rows, dim=dims[name], optimizer=optimizer)
+        sizes[name] = int((size - on_host) * (device_share or {}).get(name, 1))
+        host_sizes[name] = int(on_host * (host_share or {}).get(name, 1))
     on_cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_cuda else free_memory_bytes()
     elsewhere = PLACEMENTS[device.type][1]
@@ -321,8 +351,9 @@ def _uses_fbgemm(
     placements: Mapping[str, Placement],
     has_sequences: bool,
     device: torch.device,
+    num_processes: int,
 ) -> bool:
-    """Whether the tables are FBGEMM's.
+    """Whether the tables are FBGEMM's, which are in one process.
 
     Raises:
         ConfigError: if they must be and cannot.
@@ -341,6 +372,7 @@ def _uses_fbgemm(
                 "decay, no qat and no rows on disk; change those keys, or that one"
             ]
         )
+    can = can and num_processes == 1
     return must or (can and embedding.backend == "auto" and device.type == "cuda")
 
 

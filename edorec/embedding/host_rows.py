@@ -6,7 +6,7 @@ used more than any of them. No row ever moves, so there is nothing to look up, w
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,26 +86,41 @@ class Traffic:
         self._counters = torch.zeros(TRAFFIC_COLUMNS, dtype=torch.int64, device=device)
         self.address = self._counters.data_ptr()
 
-    def summary(self, memories: Sequence[BandMemory]) -> dict[str, Any]:
-        """For reports.
+    def of(self, memories: Sequence[BandMemory]) -> "HostTraffic":
+        """The counts so far, and the bytes of the tables with rows in the host's memory."""
+        sizes = [0, 0]
+        for memory in memories:
+            sizes[memory.on_host] += memory.rows_RS.nbytes
+        return HostTraffic(self._counters.tolist(), *sizes)
 
-        Args:
-            memories: of the tables with rows in the host's memory.
+
+@dataclass(frozen=True)
+class HostTraffic:
+    """What tables with rows in the host's memory hold, and what kernels did there.
+
+    Attributes:
+        counters: see ``kernels.layout``.
+        device_bytes: of these tables on the device.
+        host_bytes: of these tables in the host's memory.
+    """
+
+    counters: list[int]
+    device_bytes: int
+    host_bytes: int
+
+    def summary(self) -> dict[str, Any]:
+        """For reports.
 
         Returns:
             ``hit_rate``: of the look-ups, how many had their row on the device, None before the
             first; ``read_bytes`` and ``written_bytes`` of rows in the host's memory;
             ``device_bytes`` and ``host_bytes`` of the tables.
         """
-        counters = self._counters.tolist()
-        lookups, misses = counters[LOOKUPS], counters[HOST_LOOKUPS]
-        sizes = [0, 0]
-        for memory in memories:
-            sizes[memory.on_host] += memory.rows_RS.nbytes
+        lookups, misses = self.counters[LOOKUPS], self.counters[HOST_LOOKUPS]
         return {
             "hit_rate": (lookups - misses) / lookups if lookups else None,
-            "read_bytes": counters[READ_BYTES],
-            "written_bytes": counters[WRITTEN_BYTES],
-            "device_bytes": sizes[False],
-            "host_bytes": sizes[True],
+            "read_bytes": self.counters[READ_BYTES],
+            "written_bytes": self.counters[WRITTEN_BYTES],
+            "device_bytes": self.device_bytes,
+            "host_bytes": self.host_bytes,
         }

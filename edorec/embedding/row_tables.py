@@ -25,7 +25,7 @@ from edorec.embedding.bands import (
 )
 from edorec.embedding.carry import Origin, carry_rows
 from edorec.embedding.formats import SELF_SCALED, format_code, format_of
-from edorec.embedding.host_rows import Traffic
+from edorec.embedding.host_rows import HostTraffic, Traffic
 from edorec.embedding.kernels import cpu, reference
 from edorec.embedding.kernels.layout import Lookups, UpdateWatch, index_of
 from edorec.embedding.kernels.noise import table_key
@@ -300,13 +300,19 @@ class RowTables:
     def paging(self) -> dict[str, Any] | None:
         """What paging did so far, None where the rows are all in one memory.
 
-        Of tables on disk see ``PagingFigures``, of rows in the host's memory ``Traffic``.
+        Of tables on disk see ``PagingFigures``, of rows on the host ``HostTraffic.summary``.
         """
         if self.pager is not None:
             return self.pager.figures.summary()
+        has_host_rows = any(config.host_rows for config in self.configs)
+        return self.host_traffic().summary() if has_host_rows else None
+
+    def host_traffic(self) -> HostTraffic:
+        """Of the tables with rows in the host's memory."""
         tables = zip(self.configs, self.memories, strict=True)
-        held = [memory for config, table in tables if config.host_rows for memory in table]
-        return self._traffic.summary(held) if held else None
+        return self._traffic.of(
+            [memory for config, table in tables if config.host_rows for memory in table]
+        )
 
     def take_rows(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """See ``EdoEmbeddingBagCollection.take_rows``."""

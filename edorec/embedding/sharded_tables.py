@@ -12,7 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.bands import Band
 from edorec.embedding.collection import EdoEmbeddingBagCollection
-from edorec.embedding.kernels.layout import UpdateWatch
+from edorec.embedding.host_rows import HostTraffic
+from edorec.embedding.kernels.layout import TRAFFIC_COLUMNS, UpdateWatch
 from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharding import Placement, shard_tables
 from edorec.embedding.shards import NUM_BUCKETS, WHOLE, Shard, deal_buckets
@@ -68,6 +69,7 @@ class ShardedTables:
         pooling: by feature, sum or mean.
         placements: by table.
         processes: of the run.
+        device: of this one.
         settings: further arguments of ``EdoEmbeddingBagCollection``.
     """
 
@@ -78,6 +80,7 @@ class ShardedTables:
         pooling: Mapping[str, PoolingType],
         placements: Mapping[str, Placement],
         processes: Processes,
+        device: torch.device,
         **settings: Any,
     ) -> None:
         self._processes = processes
@@ -88,17 +91,23 @@ class ShardedTables:
             self._tables[config.name].pooling = PoolingType.SUM
 
         def build(names: list[str]) -> EdoEmbeddingBagCollection:
-            return EdoEmbeddingBagCollection([self._tables[name] for name in names], **settings)
+            held = [self._tables[name] for name in names]
+            return EdoEmbeddingBagCollection(held, device=device, **settings)
 
         self._parallel, sharded = shard_tables(
-            tables, placements, world_size=processes.world_size, build=build
+            tables,
+            placements,
+            world_size=processes.world_size,
+            num_here=processes.num_here,
+            device=device,
+            build=build,
         )
         self._kernels = list(sharded.kernels())
         self._features = [name for table in tables for name in table.feature_names]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._is_mean = [pooling[name] == PoolingType.MEAN for name in self._features]
         self._targets = {
-            name: _target(placements[table.name], table.num_embeddings)
+            name: _target(placements[table.name], table.num_embeddings, device)
             for table in tables
             if placements[table.name].owner is None
             for name in table.feature_names
@@ -153,8 +162,18 @@ class ShardedTables:
     def prefetch(self, features: KeyedJaggedTensor) -> None:
         """No row is on disk: nothing to do."""
 
-    def paging(self) -> None:
-        """No row is on disk: None."""
+    def paging(self) -> dict[str, Any] | None:
+        """Of rows in the host's memory, in all processes; None without any. A call of all."""
+        if not any(table.host_rows for table in self._tables.values()):
+            return None
+        counters = torch.zeros(TRAFFIC_COLUMNS, dtype=torch.int64)
+        sizes = torch.zeros(2, dtype=torch.int64)
+        for kernel in self._kernels:
+            traffic = kernel.tables.host_traffic()
+            counters += torch.tensor(traffic.counters)
+            sizes += torch.tensor([traffic.device_bytes, traffic.host_bytes])
+        total = self._processes.sum(torch.cat([counters, sizes])).tolist()
+        return HostTraffic(total[:TRAFFIC_COLUMNS], *total[TRAFFIC_COLUMNS:]).summary()
 
     def in_order(self) -> AbstractContextManager[None]:
         """No row is on disk: nothing to do."""
@@ -229,7 +248,9 @@ class ShardedTables:
         return True
 
 
-def _target(placement: Placement, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _target(
+    placement: Placement, num_rows: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """By bucket, the row that its first row is for torchrec, and the distance to its next."""
     first_V = torch.empty(NUM_BUCKETS, dtype=torch.int64)
     step_V = torch.empty(NUM_BUCKETS, dtype=torch.int64)
@@ -237,4 +258,4 @@ def _target(placement: Placement, num_rows: int) -> tuple[torch.Tensor, torch.Te
     for rank, shard in enumerate(placement.shards):
         for place, bucket in enumerate(shard.buckets):
             first_V[bucket], step_V[bucket] = rank * block + place, len(shard.buckets)
-    return first_V, step_V
+    return first_V.to(device), step_V.to(device)

@@ -38,16 +38,20 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import NoWait, ShardingPlan, ShardingType
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    NoWait,
+    ShardingPlan,
+    ShardingType,
+)
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from edorec.embedding.collection import EdoEmbeddingBagCollection
-from edorec.embedding.shards import Shard
+from edorec.embedding.shards import NUM_BUCKETS, Shard
 
 CUSTOM = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
-CPU = torch.device("cpu")
 # Tables of these names with the rows that this process holds.
 Build = Callable[[list[str]], EdoEmbeddingBagCollection]
 
@@ -66,6 +70,10 @@ class Placement:
     def owner(self) -> int | None:
         """The rank that has all rows, None for a table in shards."""
         return next((rank for rank, shard in enumerate(self.shards) if shard.is_whole), None)
+
+    def share(self, ranks: range) -> float:
+        """The share of its rows that some processes have."""
+        return sum(len(self.shards[rank].buckets) for rank in ranks) / NUM_BUCKETS
 
     def block(self, num_rows: int) -> int:
         """Rows of the largest shard."""
@@ -287,6 +295,8 @@ def shard_tables(
     placements: Mapping[str, Placement],
     *,
     world_size: int,
+    num_here: int,
+    device: torch.device,
     build: Build,
 ) -> tuple[nn.Module, ShardedRows]:
     """The model-parallel module that looks up features, and the sharded tables in it.
@@ -295,7 +305,42 @@ def shard_tables(
         configs: name, rows, dim and features of the tables.
         placements: by table.
         world_size: processes of the default group.
+        num_here: how many of them are on each machine.
+        device: of this one.
         build: see ``TableShapes``.
+    """
+    shapes, plan = shapes_and_plan(
+        configs,
+        placements,
+        world_size=world_size,
+        num_here=num_here,
+        device_type=device.type,
+        build=build,
+    )
+    parallel = DistributedModelParallel(
+        nn.Sequential(shapes),
+        device=device,
+        plan=ShardingPlan({"0": plan}),
+        sharders=[RowSharder()],
+        init_data_parallel=False,
+    )
+    sharded = parallel.module[0]
+    assert isinstance(sharded, ShardedRows)
+    return parallel, sharded
+
+
+def shapes_and_plan(
+    configs: Sequence[EmbeddingBagConfig],
+    placements: Mapping[str, Placement],
+    *,
+    world_size: int,
+    num_here: int,
+    device_type: str,
+    build: Build,
+) -> tuple[TableShapes, EmbeddingModuleShardingPlan]:
+    """What torchrec is told: tables with rows as it is to deal them, and on which device each is.
+
+    Args: see ``shard_tables``.
     """
     shapes, wanted = [], {}
     for config in configs:
@@ -314,22 +359,12 @@ def shard_tables(
                 feature_names=list(config.feature_names),
             )
         )
-    holder, sharder = nn.Sequential(TableShapes(shapes, build)), RowSharder()
-    plan = construct_module_sharding_plan(
-        holder[0],
+    tables = TableShapes(shapes, build)
+    return tables, construct_module_sharding_plan(
+        tables,
         wanted,
-        sharder=sharder,
-        local_size=world_size,
+        sharder=RowSharder(),
+        local_size=num_here,
         world_size=world_size,
-        device_type="cpu",
+        device_type=device_type,
     )
-    parallel = DistributedModelParallel(
-        holder,
-        device=CPU,
-        plan=ShardingPlan({"0": plan}),
-        sharders=[sharder],
-        init_data_parallel=False,
-    )
-    sharded = parallel.module[0]
-    assert isinstance(sharded, ShardedRows)
-    return parallel, sharded

@@ -19,7 +19,7 @@ def gather_tables(tables: EmbeddingTables, processes: Processes) -> State:
         return live
     state: State = {}
     for name in tables.table_names:
-        own = (live[name], shards[name]) if name in live else None
+        own = (_on_host(live[name]), shards[name]) if name in live else None
         parts = [part for part in processes.gather(own) if part is not None]
         if parts:
             state[name] = _join(parts)
@@ -36,6 +36,11 @@ def rows_of_shard(bands: dict[str, torch.Tensor], shard: Shard) -> dict[str, tor
         held[key] = rows[places]
         first_row += len(rows)
     return held
+
+
+def _on_host(bands: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The first process would have no room for the tables of all on its own GPU."""
+    return {key: rows.cpu() for key, rows in bands.items()}
 
 
 def _join(parts: list[tuple[dict[str, torch.Tensor], Shard]]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Exported models on other data than they were trained on (B53, B55, B56)."""
+"""Exported models on other data than they were trained on (B35, B53, B55, B56)."""
 
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,14 @@ def run_dir(log: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> ServingModel:
     return exported(run_dir, tmp_path_factory.mktemp("model") / "fp32")
+
+
+def test_b35_one_row_is_scored_with_batch_norm(tmp_path: Path) -> None:
+    log = write_toy(tmp_path, train=33, valid=20, test=20)
+    run_dir = train(log, train={"batch_size": 32}, model={"batch_norm": True})
+    model, rows = exported(run_dir, tmp_path / "model"), toy_rows(5)
+    alone = scores_of(scored(model, rows.slice(3, 1), tmp_path))
+    np.testing.assert_allclose(alone, scores_of(model.predict(rows))[3:4], atol=1e-6)
 
 
 @pytest.mark.parametrize(("row_format", "gap"), [("int8", 0.01), ("int4", 0.05)])

@@ -74,13 +74,15 @@ def config_of(log: Path, **sections: Any) -> RunConfig:
     )
 
 
-def run_in_two(config: RunConfig, folder: Path, *, by_torchrun: bool) -> dict[str, Any]:
+def run_in(
+    num_processes: int, config: RunConfig, folder: Path, *, by_torchrun: bool = False
+) -> dict[str, Any]:
     """The report of a run in a new folder."""
     path = write_config(folder.with_suffix(".yaml"), config)
     if by_torchrun:
-        done = finished(torchrun_command(2, path, folder))
+        done = finished(torchrun_command(num_processes, path, folder))
     else:
-        done = train(path, folder, "--nproc", "2")
+        done = train(path, folder, "--nproc", str(num_processes))
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return report
@@ -125,7 +127,7 @@ def test_b29_b60_two_processes_train_what_one_trains(
 ) -> None:
     config = config_of(log, memory=memory, embedding={"sharding": sharding})
     whole = run(config, run_dir=tmp_path / "one", verbosity=-1)
-    report = run_in_two(config, tmp_path / "two", by_torchrun=sharding == "row_wise")
+    report = run_in(2, config, tmp_path / "two", by_torchrun=sharding == "row_wise")
     assert_alike(tmp_path / "two", tmp_path / "one", config, tolerance=tolerance)
     assert report["data"]["rows_by_rank"] == [2988, 3012]
     assert {t["name"]: t["rows"] for t in report["memory"]["tables"]} | {"viewed": None} == {
@@ -143,3 +145,16 @@ def test_b29_b60_two_processes_train_what_one_trains(
         assert report["tasks"][task]["rows"] == metrics["rows"]
         assert report["tasks"][task]["auc"] == pytest.approx(metrics["auc"], abs=1e-3)
         assert report["tasks"][task]["gauc"] == pytest.approx(metrics["gauc"], abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
+def test_b60_three_processes_train_what_one_trains(
+    log: Path, tmp_path: Path, sharding: str
+) -> None:
+    config = config_of(log, memory={"format": "fp32"}, embedding={"sharding": sharding})
+    whole = run(config, run_dir=tmp_path / "one", verbosity=-1)
+    report = run_in(3, config, tmp_path / "three")
+    assert_alike(tmp_path / "three", tmp_path / "one", config, tolerance=1e-5)
+    assert len(report["processes"]) == 3
+    assert report["memory"]["total_bytes"] == whole["memory"]["total_bytes"]
