@@ -45,7 +45,7 @@ from benchmarks.scaling_model import (
     sent_bytes,
     step_seconds,
 )
-from benchmarks.scaling_probes import busy_seconds, loopback, new_mlp, timed_steps
+from benchmarks.scaling_probes import busy_seconds, copying, loopback, new_mlp, timed_steps
 from edorec.embedding.collection import EdoEmbeddingBagCollection
 from edorec.embedding.row_tables import EdoTableConfig
 from edorec.embedding.sharded_tables import ShardedTables, place_tables
@@ -148,7 +148,7 @@ def alone(rows: int, steps: int, batch_sizes: Sequence[int]) -> dict[str, Any]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     tables = build("table_wise", rows, ONE, may_be_plain=False)
     mlp = new_mlp(NUM_TABLES * DIM, HIDDEN)
-    found: dict[str, Any] = {"step": [], "dense": []}
+    found: dict[str, Any] = {"step": [], "dense": [], "bytes_per_second": copying()}
     for size in batch_sizes:
         drawn = batches(rows, ONE, size)
         inputs = torch.randn(size, NUM_TABLES * DIM, requires_grad=True)
@@ -229,13 +229,19 @@ def model_figures(
 ) -> tuple[list[Figure], Compute, Network, float]:
     """What the model of ``scaling_model`` is fed, and the same as figures."""
     single, gloo = found["alone"], found["probe"]
-    compute = fit_compute(list(ALONE_ROWS), single["step"], single["dense"])
+    compute = fit_compute(
+        list(ALONE_ROWS),
+        single["step"],
+        single["dense"],
+        memory_bytes_per_second=single["bytes_per_second"],
+    )
     contention = found["apart"]["step"][0] / single["step"][ALONE_ROWS.index(BATCH // 2)]
     network = Network(gloo["bytes_per_second"], gloo["latency"])
     figures = [
         Figure("alone: a step without rows", compute.fixed_seconds, "s"),
         Figure("alone: dense part of a row", compute.dense_seconds, "s"),
         Figure("alone: look-ups of a row", compute.lookup_seconds, "s"),
+        Figure("alone: memory read or written", compute.memory_bytes_per_second, "bytes/s"),
         Figure("2 apart: time of a step over one alone", contention, "ratio"),
         Figure("loopback: sent by each of 2 at once", network.bytes_per_second, "bytes/s"),
         Figure("loopback: a collective without bytes", network.latency_seconds, "s"),

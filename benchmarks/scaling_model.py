@@ -2,12 +2,14 @@
 
 A step takes as long as the busiest process:
 
-    contention * (fixed + rows * (dense + look_up * imbalance))
+    contention * (fixed + rows * (dense + look_up * imbalance) + partial sums / memory bandwidth)
         + collectives * latency + sent bytes / bandwidth
 
 ``fixed``, ``dense`` and ``look_up`` are measured in one process, bytes follow from formulas, the
 imbalance from simulated Zipf ids; ``contention`` is how much slower a process is beside others on
-its machine without talking to them. Nothing overlaps, so it is on the careful side.
+its machine without talking to them. Row-wise, each process has a partial sum for every row of all,
+which memory passes six times: written, copied to be sent, added up, and its gradient likewise.
+Nothing overlaps, so the model is on the careful side.
 
     python -m benchmarks.scaling_model [--measured docs/results/scaling.json]
 
@@ -31,6 +33,7 @@ NUM_WEIGHTS = NUM_TABLES * DIM * HIDDEN + 2 * HIDDEN + 1
 ID_BYTES, LENGTH_BYTES, NUMBER_BYTES = 8, 4, 4
 # Sizes, lengths and ids of look-ups; vectors and their gradients; dense gradients.
 NUM_COLLECTIVES = 6
+PASSES = 6
 SHARDINGS = ("table_wise", "row_wise")
 NUM_DRAWS, DRAWN_ROWS = 1_000_000, 1_000_000
 MEASURED = Path(__file__).parent.parent / "docs" / "results" / "scaling.json"
@@ -44,11 +47,13 @@ class Compute:
         fixed_seconds: of each step.
         dense_seconds: of each row, in the dense part.
         lookup_seconds: of each row, in the tables.
+        memory_bytes_per_second: that are read or written.
     """
 
     fixed_seconds: float
     dense_seconds: float
     lookup_seconds: float
+    memory_bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -112,25 +117,35 @@ def step_seconds(
     rows = batch / world_size
     lookups = compute.lookup_seconds * imbalance(sharding, world_size)
     own = compute.fixed_seconds + rows * (compute.dense_seconds + lookups)
+    if sharding == "row_wise":
+        partial_sums = rows * (world_size - 1) * NUM_TABLES * DIM * NUMBER_BYTES
+        own += PASSES * partial_sums / compute.memory_bytes_per_second
     sent = sent_bytes(sharding, world_size, batch) / network.bytes_per_second
     return contention * own + NUM_COLLECTIVES * network.latency_seconds + sent
 
 
-def fit_compute(rows: list[int], step_seconds: list[float], dense_seconds: list[float]) -> Compute:
+def fit_compute(
+    rows: list[int],
+    step_seconds: list[float],
+    dense_seconds: list[float],
+    *,
+    memory_bytes_per_second: float,
+) -> Compute:
     """Straight lines through the times of steps, and of their dense part alone.
 
     Args:
         rows: of steps.
         step_seconds: of whole steps.
         dense_seconds: of steps without tables.
+        memory_bytes_per_second: see ``Compute``.
     """
     per_row, fixed = np.polyfit(rows, step_seconds, 1)
     dense, _ = np.polyfit(rows, dense_seconds, 1)
-    return Compute(float(fixed), float(dense), float(per_row - dense))
+    return Compute(float(fixed), float(dense), float(per_row - dense), memory_bytes_per_second)
 
 
 def gpu(efficiency: float) -> Compute:
-    """A guess at a GPU from its data sheet (H100: 3.35 TB/s, 67 TFLOP/s in FP32).
+    """A guess at a GPU from its data sheet (H100: 3.35 TB/s, 67 TFLOP/s in FP32), 1 ms a step.
 
     INT8 rows: 24 bytes are read, and read and written in the update; a vector and its gradient are
     written and read; 64 bytes are for sorting.
@@ -140,7 +155,8 @@ def gpu(efficiency: float) -> Compute:
     """
     moved = NUM_TABLES * (3 * 24 + 4 * DIM * NUMBER_BYTES + 64)
     work = 3 * 2 * NUM_WEIGHTS
-    return Compute(1e-3, work / (67e12 * efficiency), moved / (3.35e12 * efficiency))
+    memory = 3.35e12 * efficiency
+    return Compute(1e-3, work / (67e12 * efficiency), moved / memory, memory)
 
 
 def main() -> None:
@@ -153,6 +169,7 @@ def main() -> None:
         found["alone: a step without rows"],
         found["alone: dense part of a row"],
         found["alone: look-ups of a row"],
+        found["alone: memory read or written"],
     )
     latency = found["loopback: a collective without bytes"]
     cases = [

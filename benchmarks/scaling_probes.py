@@ -17,6 +17,7 @@ from edorec.processes import Processes
 # Elements of a tensor in the probe of a collective.
 PROBE_SIZES = (16, 1 << 16, 1 << 18, 1 << 20)
 NUM_PROBES = 40
+COPIED_BYTES = 64 << 20
 
 
 def new_mlp(width: int, hidden: int) -> nn.Module:
@@ -45,6 +46,17 @@ def timed_steps(
         optimizer.step()
         seconds.append(time.perf_counter() - started)
     return seconds[warm_steps:]
+
+
+def copying() -> float:
+    """Bytes that one thread reads and writes per second."""
+    source = torch.zeros(COPIED_BYTES // 4)
+    target, seconds = torch.empty_like(source), []
+    for _ in range(NUM_PROBES):
+        started = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - started)
+    return 2 * source.nbytes / median(seconds)
 
 
 def loopback(processes: Processes) -> tuple[float, float]:

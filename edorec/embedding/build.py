@@ -319,6 +319,8 @@ def _check_memory(
     elsewhere = PLACEMENTS[device.type][1]
     is_there = all(placement == elsewhere for placement in placements.values())
     last = "lower memory.uvm.load_factor" if is_there else f"set memory.placement to {elsewhere}"
+    if elsewhere == "disk" and device_share is not None:
+        last = "take more machines"  # rows on disk are of one process
     _check_fit("the embedding tables take", sizes, free, advice=f"or {last}")
     if host_rows:
         _check_fit(

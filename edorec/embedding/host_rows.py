@@ -72,28 +72,6 @@ def _num_first(bands: Sequence[Band], budget: int, *, dim: int, optimizer: str) 
     return count
 
 
-class Traffic:
-    """Counts what kernels read and write in the host's memory.
-
-    Args:
-        device: of the tables.
-
-    Attributes:
-        address: of the counters, on the device; see ``kernels.layout``.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._counters = torch.zeros(TRAFFIC_COLUMNS, dtype=torch.int64, device=device)
-        self.address = self._counters.data_ptr()
-
-    def of(self, memories: Sequence[BandMemory]) -> "HostTraffic":
-        """The counts so far, and the bytes of the tables with rows in the host's memory."""
-        sizes = [0, 0]
-        for memory in memories:
-            sizes[memory.on_host] += memory.rows_RS.nbytes
-        return HostTraffic(self._counters.tolist(), *sizes)
-
-
 @dataclass(frozen=True)
 class HostTraffic:
     """What tables with rows in the host's memory hold, and what kernels did there.
@@ -124,3 +102,25 @@ class HostTraffic:
             "device_bytes": self.device_bytes,
             "host_bytes": self.host_bytes,
         }
+
+
+class Traffic:
+    """Counts what kernels read and write in the host's memory.
+
+    Args:
+        device: of the tables.
+
+    Attributes:
+        address: of the counters, on the device; see ``kernels.layout``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._counters = torch.zeros(TRAFFIC_COLUMNS, dtype=torch.int64, device=device)
+        self.address = self._counters.data_ptr()
+
+    def of(self, memories: Sequence[BandMemory]) -> HostTraffic:
+        """The counts so far, and the bytes of the tables with rows in the host's memory."""
+        sizes = [0, 0]
+        for memory in memories:
+            sizes[memory.on_host] += memory.rows_RS.nbytes
+        return HostTraffic(self._counters.tolist(), *sizes)

@@ -124,6 +124,8 @@ def test_a_machine_needs_room_for_its_own_part_of_the_tables(
     _check_memory({"a": config.bands}, device_share={"a": 0.5}, **settings)
     with pytest.raises(ConfigError, match="the embedding tables take"):
         _check_memory({"a": config.bands}, **settings)
+    with pytest.raises(ConfigError, match=r"or take more machines$"):
+        _check_memory({"a": config.bands}, device_share={"a": 0.75}, **settings)
 
 
 def losses(run_dir: Path) -> list[float]:
