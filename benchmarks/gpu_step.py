@@ -2,8 +2,8 @@
 
 The work of ``benchmarks.embedding_step``; times by CUDA events, the same batches for all, in turn.
 Then tables in two memories: FBGEMM's FP32 tables take 3 times the bytes of their cache on the
-device (MANAGED_CACHING), and ours in INT8 have as many bytes there, or a third of their rows. Ours fetch
-the rows of a batch while the one before it is used, but for one contender that does not.
+device (MANAGED_CACHING), and ours in INT8 have as many bytes there, or a third of their rows. Ours
+fetch the rows of a batch while the one before it is used, but for one contender that does not.
 Skips, and says why, where torch finds no CUDA device.
 
     python -m benchmarks.gpu_step [--quick] [--json FILE]
