@@ -2,7 +2,8 @@
 
 The work of ``benchmarks.embedding_step``; times by CUDA events, the same batches for all, in turn.
 Then tables in two memories: FBGEMM's FP32 tables take 3 times the bytes of their cache on the
-device (MANAGED_CACHING), and ours in INT8 have as many bytes there, or a third of their rows.
+device (MANAGED_CACHING), and ours in INT8 have as many bytes there, or a third of their rows. Ours
+fetch the rows of a batch while the one before it is used, but for one contender that does not.
 Skips, and says why, where torch finds no CUDA device.
 
     python -m benchmarks.gpu_step [--quick] [--json FILE]
@@ -10,6 +11,7 @@ Skips, and says why, where torch finds no CUDA device.
 
 import argparse
 import statistics
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -37,6 +39,7 @@ TIMES_BUDGET = 3
 INT8_ROW_BYTES = num_bytes(one_format("int8"), dim=DIM, optimizer="rowwise_adagrad") // NUM_ROWS
 CACHED = "fbgemm fp32 managed caching"
 SAME_BYTES = "edorec int8 uvm, the same bytes on the device"
+NOT_AHEAD = f"{SAME_BYTES}, not fetched ahead"
 THIRD = "edorec int8 uvm, a third of the rows on the device"
 BANDS = {
     "fp32": one_format("fp32"),
@@ -48,11 +51,17 @@ BANDS = {
 }
 
 
-def milliseconds(tables: Tables, batches: list[KeyedJaggedTensor], gradient: torch.Tensor) -> float:
-    """Of one step, mean over the batches."""
+def milliseconds(
+    tables: Tables, batches: list[KeyedJaggedTensor], gradient: torch.Tensor, *, ahead: bool
+) -> float:
+    """Of one step, mean over the batches; ``ahead``: each is fetched before the one before it."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    for batch in batches:
+    if ahead:
+        tables.prefetch(batches[0])
+    for batch, following in zip_longest(batches, batches[1:]):
+        if ahead and following is not None:
+            tables.prefetch(following)
         tables(batch).values().backward(gradient)
     end.record()
     torch.cuda.synchronize()
@@ -89,10 +98,11 @@ def in_two_memories() -> dict[str, Tables]:
     figures = cached.paging()
     assert figures is not None
     fitting = figures["cache_bytes"] // NUM_TABLES // INT8_ROW_BYTES
-    int8 = one_format("int8")
+    int8, colder = one_format("int8"), range(fitting, NUM_ROWS)
     return {
         CACHED: cached,
-        SAME_BYTES: edorec(int8, device="cuda", host_rows=range(fitting, NUM_ROWS)),
+        SAME_BYTES: edorec(int8, device="cuda", host_rows=colder),
+        NOT_AHEAD: edorec(int8, device="cuda", host_rows=colder),
         THIRD: edorec(int8, device="cuda", host_rows=range(NUM_ROWS // TIMES_BUDGET, NUM_ROWS)),
     }
 
@@ -104,7 +114,7 @@ def measure(tables: dict[str, Tables], num_rounds: int) -> dict[str, list[float]
     times: dict[str, list[float]] = {name: [] for name in tables}
     for number in range(num_rounds + 1):
         for name, contender in tables.items():
-            taken = milliseconds(contender, batches, gradient)
+            taken = milliseconds(contender, batches, gradient, ahead=name != NOT_AHEAD)
             if number:  # the first round warms up and compiles
                 times[name].append(taken)
     return times
@@ -139,7 +149,7 @@ def figures_in_two_memories(num_rounds: int) -> list[Figure]:
     times = measure(tables, num_rounds)
     num_steps = (num_rounds + 1) * len(make_batches())
     figures = [Figure(f"{name} step", statistics.median(t), "ms") for name, t in times.items()]
-    for name, bound in ((SAME_BYTES, 2.0), (THIRD, None)):
+    for name, bound in ((SAME_BYTES, 2.0), (NOT_AHEAD, None), (THIRD, None)):
         speed = ratio(times[CACHED], times[name])
         figures.append(Figure(f"{name}, over {CACHED}", speed, "x", bound))
     for name, contender in tables.items():

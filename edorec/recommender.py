@@ -1,7 +1,7 @@
 """A model ready to train or score: row maps, tables and dense part built from one configuration."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -106,16 +106,20 @@ class Recommender:
         ]
 
     def ahead(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; rows of the next come from disk while one is used."""
+        """The same batches; rows of the next are fetched while one is used.
+
+        Their look-ups are those of ``embed``, on the device, so that it looks up what was fetched.
+        """
         if self.tables.paging() is None:
             yield from batches
             return
         present = None
         for batch in batches:
-            self.tables.prefetch(add_task_lookups(batch.sparse, self.task_tables))
+            sparse = add_task_lookups(batch.sparse, self.task_tables).to(self.device)
+            self.tables.prefetch(sparse)
             if present is not None:
                 yield present
-            present = batch
+            present = replace(batch, sparse=sparse)
         if present is not None:
             yield present
 

@@ -97,6 +97,7 @@ def test_a_run_in_two_memories_is_the_run_in_one(
     paging = split["memory"]["paging"]
     assert whole["memory"]["paging"] is None
     assert 0 < paging["hit_rate"] < 1
+    assert paging["prefetch_rate"] > 0.5
     assert paging["read_bytes"] > paging["written_bytes"] > 0
     assert paging["device_bytes"] + paging["host_bytes"] == split["memory"]["total_bytes"]
     assert paging["device_bytes"] <= 0.3 * split["memory"]["total_bytes"]

@@ -58,7 +58,7 @@ class EmbeddingTables(Protocol):
         """Pooled rows by feature."""
 
     def prefetch(self, features: KeyedJaggedTensor) -> None:
-        """Fetches the rows of the batch after the present one, where they are on disk."""
+        """Fetches the rows of the batch after the present one, from disk or the host's memory."""
 
     def paging(self) -> dict[str, Any] | None:
         """What paging or caching of rows did so far, None where all are in memory."""

@@ -148,11 +148,20 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return KeyedTensor(keys, dims, pooled), dict(zip(others, rows, strict=True))
 
     def prefetch(self, features: KeyedJaggedTensor) -> None:
-        """Fetches the rows of the batch after the present one from disk, in the background."""
-        pager = self.tables.pager
-        if pager is None:
+        """Fetches the rows of the batch after the present one, in the background.
+
+        Args:
+            features: on the device of the tables; rows in the host's memory are fetched for the
+                look-up of the same tensor of values.
+
+        Raises:
+            ValueError: as ``forward``; on a CUDA device wrong lengths are found there alone.
+        """
+        if not self.tables.prefetches:
             return
         positions, batch_size = _positions(features, self._features), features.stride()
+        if self.device.type == "cpu":  # a device would be waited for
+            _check_lengths(features)
         layout = [
             [table, k * batch_size, batch_size, 0, 0, 0]
             for (table, _), k in zip(self._uses, positions, strict=True)
@@ -164,7 +173,7 @@ class EdoEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             weights=None,
             out_size=0,
         )
-        pager.prefetch(lookups, will_change=torch.is_grad_enabled())
+        self.tables.prefetch(lookups)
 
     def paging(self) -> dict[str, Any] | None:
         """What paging did so far; see ``RowTables.paging``."""
@@ -341,20 +350,29 @@ def _positions(features: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
     """Where features stand in a batch.
 
     Raises:
-        ValueError: if one is missing, or lengths and values do not belong together.
+        ValueError: if one is missing.
     """
     if features.variable_stride_per_key():
         raise ValueError("features must have one batch size; a stride for each key is not taken")
-    keys, offsets = features.keys(), features.offsets()
+    keys = features.keys()
     for name in names:
         if name not in keys:
             raise ValueError(f"feature {name} is not in the batch, which has {', '.join(keys)}")
+    return [keys.index(name) for name in names]
+
+
+def _check_lengths(features: KeyedJaggedTensor) -> None:
+    """Waits for a device that has them.
+
+    Raises:
+        ValueError: if lengths and values do not belong together.
+    """
+    offsets = features.offsets()
     if len(offsets) and int(offsets[-1]) != len(features.values()):
         raise ValueError(
             f"the lengths of the batch add up to {int(offsets[-1])}, and it has "
             f"{len(features.values())} values"
         )
-    return [keys.index(name) for name in names]
 
 
 def _numbers(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -385,6 +403,7 @@ def _look_up(
         The pooled features, float32 (B, sum of their dims), and of each other one its rows.
     """
     positions, batch_size = _positions(features, names), features.stride()
+    _check_lengths(features)
     values, offsets = (_numbers(t, torch.int64) for t in (features.values(), features.offsets()))
     dims = [tables.configs[table].embedding_dim for table, _ in uses]
     width = sum(dim for dim, (_, pooling) in zip(dims, uses, strict=True) if pooling is not None)

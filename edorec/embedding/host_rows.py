@@ -1,8 +1,9 @@
 """Tables with placement ``uvm``: their most used rows on the device, the rest in the host's memory.
 
-Kernels read and write the latter where they are, over the bus. Ids are in order of frequency, so
+Kernels read and write the latter where they are, over the bus, or copies that were made before
+their batch came (see ``kernels.triton_staging``). Ids are in order of frequency, so
 the first rows are those that batches use; buckets, the last rows, are shared by many ids and may be
-used more than any of them. No row ever moves, so there is nothing to look up, write back or evict.
+used more than any of them. No row ever moves, so there is no index, and nothing to evict.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from edorec.embedding.kernels.layout import (
     HOST_LOOKUPS,
     LOOKUPS,
     READ_BYTES,
+    STAGED_LOOKUPS,
     TRAFFIC_COLUMNS,
     WRITTEN_BYTES,
 )
@@ -90,13 +92,15 @@ class HostTraffic:
         """For reports.
 
         Returns:
-            ``hit_rate``: of the look-ups, how many had their row on the device, None before the
-            first; ``read_bytes`` and ``written_bytes`` of rows in the host's memory;
+            ``hit_rate``: of the look-ups, how many were of a row that is on the device, None
+            before the first; ``prefetch_rate``: of the others, how many found their row fetched
+            ahead, likewise; ``read_bytes`` and ``written_bytes`` of rows in the host's memory;
             ``device_bytes`` and ``host_bytes`` of the tables.
         """
         lookups, misses = self.counters[LOOKUPS], self.counters[HOST_LOOKUPS]
         return {
             "hit_rate": (lookups - misses) / lookups if lookups else None,
+            "prefetch_rate": self.counters[STAGED_LOOKUPS] / misses if misses else None,
             "read_bytes": self.counters[READ_BYTES],
             "written_bytes": self.counters[WRITTEN_BYTES],
             "device_bytes": self.device_bytes,

@@ -157,6 +157,7 @@ class RowTables:
         ]
         self._shards = [_shard_array(table.shard) for table in tables]  # their addresses are used
         self._traffic = Traffic(device)
+        self._staging = self._make_staging()
         self._arrays = self._make_arrays()
         self.pager = self._make_pager()
         for table, memories in zip(tables, self.memories, strict=True):
@@ -187,6 +188,12 @@ class RowTables:
         )
         weakref.finalize(self, pager.close)
         return pager
+
+    def _make_staging(self) -> Any:
+        """A ``Staging`` for rows in the host's memory, None where there are none."""
+        if self.kernel != "triton" or not any(config.host_rows for config in self.configs):
+            return None
+        return import_module("edorec.embedding.kernels.triton_staging").Staging(self.device)
 
     def _make_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """The bands and tables of ``kernels.layout``."""
@@ -223,20 +230,39 @@ class RowTables:
             for config, memories in zip(self.configs, self.memories, strict=True)
         ]
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether there is anything to fetch ahead of a batch."""
+        return self.pager is not None or self._staging is not None
+
+    def prefetch(self, lookups: Lookups) -> None:
+        """Fetches the rows of the batch after the present one, in the background.
+
+        From disk, or from the host's memory to a device; then the batch has the same memory of
+        ``values`` when it is looked up.
+        """
+        if self.pager is not None:
+            self.pager.prefetch(lookups, will_change=torch.is_grad_enabled())
+        if self._staging is not None:
+            self._staging.fetch(*self._arrays, lookups)
+
     def read(self, lookups: Lookups) -> torch.Tensor:
         """Looks up and pools; see ``kernels.cpu.forward``."""
         fused = _fused_kernel(self.kernel)
         if fused is None:
             return reference.forward(self._reference_tables(), lookups)
-        result: torch.Tensor = fused.forward(*self._arrays, lookups)
+        staged = () if self._staging is None else (self._staging.rows_of(lookups),)
+        result: torch.Tensor = fused.forward(*self._arrays, lookups, *staged)
         return result
 
     def update(self, lookups: Lookups, gradients: torch.Tensor) -> None:
         """One step of the optimizer on the rows that were looked up."""
-        watched: dict[str, np.ndarray] = {}  # only the CPU's kernel is
+        special: dict[str, Any] = {}  # only the CPU's kernel is watched, only Triton's has copies
         if self.watch is not None:
             self.watch.before_update(*self._arrays, lookups)
-            watched["page_flags"] = self.watch.page_flags
+            special["page_flags"] = self.watch.page_flags
+        if self._staging is not None:
+            special["staged"] = self._staging.all_rows()
         self.num_updates += 1
         keys = [
             table_key(
@@ -265,23 +291,27 @@ class RowTables:
             optimizer=self._optimizer,
             step=step,
             table_keys=np.array(keys, np.uint64).view(np.int64),
-            **watched,
+            **special,
         )
+        if self._staging is not None:
+            self._staging.use_up(lookups)
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """By table, each band's live bytes, uint8 (rows, row and state bytes).
 
         Keys such as ``band0_int8_fp32`` name the formats of row and state, so that a checkpoint
-        does not load into others that take as many bytes; see ``bands``.
+        does not load into others that take as many bytes; see ``bands``. As the caller may change
+        them, what was fetched ahead is forgotten.
         """
         self._settle()
+        self._forget_staged()
         return {
             config.name: {memory.key: memory.rows_RS for memory in memories}
             for config, memories in zip(self.configs, self.memories, strict=True)
         }
 
     def _settle(self) -> None:
-        """Waits for kernels that still write rows in the host's memory."""
+        """Waits for kernels that still read or write rows in the host's memory."""
         if self.device.type == "cuda" and any(config.host_rows for config in self.configs):
             torch.cuda.synchronize(self.device)
 
@@ -297,6 +327,10 @@ class RowTables:
             for memory in files:
                 memory.read_in_order(False)
 
+    def _forget_staged(self) -> None:
+        if self._staging is not None:
+            self._staging.clear()
+
     def paging(self) -> dict[str, Any] | None:
         """What paging did so far, None where the rows are all in one memory.
 
@@ -309,6 +343,7 @@ class RowTables:
 
     def host_traffic(self) -> HostTraffic:
         """Of the tables with rows in the host's memory."""
+        self._settle()  # rows may be on their way
         tables = zip(self.configs, self.memories, strict=True)
         return self._traffic.of(
             [memory for config, table in tables if config.host_rows for memory in table]
@@ -335,6 +370,7 @@ class RowTables:
             Bytes freed.
         """
         self._settle()
+        self._forget_staged()
         index = [config.name for config in self.configs].index(name)
         config, memories = self.configs[index], self.memories[index]
         freed = sum(

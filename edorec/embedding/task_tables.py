@@ -101,9 +101,11 @@ def add_task_lookups(sparse: KeyedJaggedTensor, tables: Sequence[TaskTable]) -> 
         tables: of the tasks.
 
     Returns:
-        The same with a key for each of ``task_lookups``, its values rows of the tasks' tables.
+        The same with a key for each of ``task_lookups``, its values rows of the tasks' tables;
+        itself if it has them.
     """
-    if not tables:
+    names = {task_name(name, table.task) for table in tables for name in table.features}
+    if names <= {*sparse.keys()}:
         return sparse
     starts = sparse.offset_per_key()
     lengths_FB = sparse.lengths().view(len(sparse.keys()), -1)

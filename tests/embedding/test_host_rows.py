@@ -100,13 +100,14 @@ def test_what_crosses_the_bus_is_counted() -> None:
     fp32, int8 = 4 * DIM, 4 + DIM
     held = {"device_bytes": 2 * (fp32 + 4) + (int8 + 1) + 2 * (4 + 3 + 2)}
     held["host_bytes"] = (fp32 + 4) + 3 * (int8 + 1)
-    nothing = {"hit_rate": None, "read_bytes": 0, "written_bytes": 0}
+    nothing = {"hit_rate": None, "prefetch_rate": None, "read_bytes": 0, "written_bytes": 0}
     assert tables.paging() == {**nothing, **held}
     train(tables)
     lookups, host_lookups = 10, 5  # of table a: rows 3, 4, 4, then 2, 5
     written = (fp32 + 4) + 3 * (int8 + 1)  # each row of a batch once, with its state
     assert tables.paging() == {
         "hit_rate": (lookups - host_lookups) / lookups,
+        "prefetch_rate": 0.0,
         "read_bytes": fp32 + 4 * int8 + written,
         "written_bytes": written,
         **held,

@@ -21,9 +21,12 @@ TABLE_COLUMNS = 7
 # ``FORMAT`` and ``QAT`` number a format in the low bits; above are the float32 bits of its step.
 FORMAT_BITS = 8
 FORMAT_MASK = (1 << FORMAT_BITS) - 1
-# Traffic, int64: look-ups, those of rows in the host's memory, bytes read from and written there.
-LOOKUPS, HOST_LOOKUPS, READ_BYTES, WRITTEN_BYTES = range(4)
-TRAFFIC_COLUMNS = 4
+# Traffic, int64: look-ups, those of rows in the host's memory, those among them whose row had been
+# staged, bytes read from and written to the host's memory.
+LOOKUPS, HOST_LOOKUPS, STAGED_LOOKUPS, READ_BYTES, WRITTEN_BYTES = range(5)
+TRAFFIC_COLUMNS = 5
+# No row's key; larger than any.
+NO_KEY = (1 << 63) - 1
 # Features: bag b of a feature has the look-ups offsets[FIRST_OFFSET + b] to
 # offsets[FIRST_OFFSET + b + 1], and its result starts at out[OUT + b * OUT_STRIDE].
 TABLE, FIRST_OFFSET, NUM_BAGS, OUT, OUT_STRIDE, IS_MEAN = range(6)
@@ -51,6 +54,33 @@ class Lookups:
     offsets: torch.Tensor
     weights: torch.Tensor | None
     out_size: int
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """Copies, on the device, of the rows in the host's memory that a batch looks up.
+
+    A row is a key, table << 32 | row, as in the update. Tensors have room for as many rows as the
+    batch has look-ups, L; how many there are the device alone knows.
+
+    Attributes:
+        values: of the batch.
+        firsts: int64 (F), look-up i of a feature, by its place in ``values``, is number
+            ``firsts`` + i of L.
+        lookup_keys: int64 (L), the row of a look-up, ``NO_KEY`` where it is not staged.
+        lookup_addresses: int64 (L), of the row's copy.
+        keys: int64 (L), rows that are staged, each once, ascending; behind them ``NO_KEY``.
+        addresses: int64 (L), of their copies.
+        copies: uint8, of each row its bytes and its state.
+    """
+
+    values: torch.Tensor
+    firsts: torch.Tensor
+    lookup_keys: torch.Tensor
+    lookup_addresses: torch.Tensor
+    keys: torch.Tensor
+    addresses: torch.Tensor
+    copies: torch.Tensor
 
 
 @dataclass(frozen=True)

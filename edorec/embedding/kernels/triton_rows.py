@@ -7,11 +7,13 @@ One launch serves all tables, formats and bands; no gradient of a table's size e
 
 Rows lie at any byte, since a row with its state may have an odd size, so numbers are put together
 from bytes. Addresses are 64-bit. A band may be in the host's memory, pinned: it is read and written
-there, and what crosses the bus is counted. With ``TRITON_INTERPRET=1`` the kernels run on CPU
-tensors.
+there, and what crosses the bus is counted. Where such rows have been staged (``triton_staging``),
+look-ups read the copies, and the update changes these and writes them back. With
+``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ import triton.language as tl
 
 from edorec.embedding.formats import FORMATS, fp16, int2, int4, int8, sparse28
 from edorec.embedding.kernels import layout
-from edorec.embedding.kernels.layout import Lookups
+from edorec.embedding.kernels.layout import Lookups, StagedRows
 from edorec.embedding.kernels.noise import GOLDEN_32, MIX_32, row_keys
 from edorec.embedding.optimizers import BETA_1, BETA_2, EPSILON, OPTIMIZERS, Step, keeps_idle_rows
 from edorec.embedding.shards import NUM_BUCKETS
@@ -62,11 +64,12 @@ FIRST_BAND, END_BAND, DIM, QAT, TABLE_ROWS, TRAFFIC, TABLE_COLUMNS = (
         layout.TABLE_COLUMNS,
     )
 )
-LOOKUPS, HOST_LOOKUPS, READ_BYTES, WRITTEN_BYTES = (
+LOOKUPS, HOST_LOOKUPS, STAGED_LOOKUPS, READ_BYTES, WRITTEN_BYTES = (
     tl.constexpr(column)
     for column in (
         layout.LOOKUPS,
         layout.HOST_LOOKUPS,
+        layout.STAGED_LOOKUPS,
         layout.READ_BYTES,
         layout.WRITTEN_BYTES,
     )
@@ -108,6 +111,7 @@ BETA_A, BETA_B, TINY = (tl.constexpr(number) for number in (BETA_1, BETA_2, EPSI
 # A row is short. Products and sums are rounded one by one, as in the reference.
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 LOOKUPS_PER_BLOCK = 64
+BYTES_PER_BLOCK = 32
 
 
 @triton.jit
@@ -420,6 +424,14 @@ def _count(table, column, number):
 
 
 @triton.jit
+def _staged_copy(feature, row, firsts, keys, addresses, i):
+    """Address of the copy of the row of look-up ``i``, 0 if there is none."""
+    lookup = tl.load(firsts + tl.program_id(1)) + i
+    key = (tl.load(feature + TABLE) << 32) | row
+    return tl.where(tl.load(keys + lookup) == key, tl.load(addresses + lookup), 0)
+
+
+@triton.jit
 def forward_kernel(
     bands,
     tables,
@@ -429,7 +441,11 @@ def forward_kernel(
     weights,
     out,
     wrong,
+    staged_firsts,
+    staged_keys,
+    staged_addresses,
     HAS_WEIGHTS: tl.constexpr,
+    HAS_STAGED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Pools bag ``program_id(0)`` of feature ``program_id(1)``."""
@@ -445,14 +461,22 @@ def forward_kernel(
         first = offsets + tl.load(feature + FIRST_OFFSET) + bag
         low, high = tl.load(first), tl.load(first + 1)
         total = tl.zeros([BLOCK], tl.float32)
-        on_host, read_bytes = low - low, low - low
+        on_host, from_host, read_bytes = low - low, low - low, low - low
         for i in range(low, high):
             row = tl.load(values + i)
             if (row >= 0) & (row < num_rows):
                 band = _band_of(bands, table, row)
-                on_host += tl.load(band + ON_HOST)
-                read_bytes += tl.load(band + ON_HOST) * tl.load(band + ROW_BYTES)
-                numbers = _load_row(tl.load(band + FORMAT), _row_address(band, row), dim, BLOCK)
+                address, over_bus = _row_address(band, row), tl.load(band + ON_HOST)
+                on_host += over_bus
+                if HAS_STAGED:
+                    copy = _staged_copy(
+                        feature, row, staged_firsts, staged_keys, staged_addresses, i
+                    )
+                    address = tl.where(copy != 0, copy, address)
+                    over_bus = tl.where(copy != 0, 0, over_bus)
+                from_host += over_bus
+                read_bytes += over_bus * tl.load(band + ROW_BYTES)
+                numbers = _load_row(tl.load(band + FORMAT), address, dim, BLOCK)
                 if qat >= 0:
                     numbers = _through(qat, numbers, dim, BLOCK)
                 scale = 1.0
@@ -469,6 +493,7 @@ def forward_kernel(
         if tl.load(table + TRAFFIC) != 0:
             _count(table, LOOKUPS, high - low)
             _count(table, HOST_LOOKUPS, on_host)
+            _count(table, STAGED_LOOKUPS, on_host - from_host)
             _count(table, READ_BYTES, read_bytes)
 
 
@@ -556,6 +581,7 @@ def update_kernel(
     starts,
     scales,
     gradients,
+    copies,
     levels,
     rate,
     decay,
@@ -563,9 +589,14 @@ def update_kernel(
     square_correction,
     OPTIMIZER: tl.constexpr,
     KEEPS_IDLE: tl.constexpr,
+    HAS_STAGED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Updates one row: sum of its gradients, optimizer, and back into its format."""
+    """Updates one row: sum of its gradients, optimizer, and back into its format.
+
+    Where ``copies`` has the address of a copy, that is updated; it becomes 0 if the row stays as it
+    is.
+    """
     n = tl.program_id(0).to(tl.int64)
     low, high = tl.load(firsts + n), tl.load(firsts + n + 1)
     key = tl.load(keys + low)
@@ -581,6 +612,11 @@ def update_kernel(
     if moves | (not KEEPS_IDLE):
         band = _band_of(bands, table, row)
         code, address = tl.load(band + FORMAT), _row_address(band, row)
+        over_bus = tl.load(band + ON_HOST) != 0
+        if HAS_STAGED:
+            copy = tl.load(copies + n)
+            address = tl.where(copy != 0, copy, address)
+            over_bus = over_bus & (copy == 0)
         state_address = address + tl.load(band + ROW_BYTES)
         noise_key = tl.load(noise_keys + n).to(tl.uint32)
         w = _load_row(code, address, dim, BLOCK) * (1.0 - rate * decay)
@@ -599,9 +635,40 @@ def update_kernel(
         )
         noise = _noise(noise_key, d.to(tl.uint32))
         _store_row(code, address, w, noise, dim, BLOCK)
-        if tl.load(band + ON_HOST) != 0:
+        if over_bus:
             _count(table, READ_BYTES, tl.load(band + ROW_STRIDE))
             _count(table, WRITTEN_BYTES, tl.load(band + ROW_STRIDE))
+    else:
+        if HAS_STAGED:
+            tl.store(copies + n, 0)
+
+
+@triton.jit
+def write_back_kernel(
+    bands,
+    tables,
+    keys,
+    updated,
+    copies,
+    NUM_COPIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copies a row from where it was ``updated`` to the host's memory and all of its ``copies``."""
+    n = tl.program_id(0).to(tl.int64)
+    source, key = tl.load(updated + n), tl.load(keys + n)
+    if source != 0:
+        table, row = tables + (key >> 32) * TABLE_COLUMNS, key & 0xFFFFFFFF
+        band = _band_of(bands, table, row)
+        address, size = _row_address(band, row), tl.load(band + ROW_STRIDE)
+        for begin in range(0, size, BLOCK):
+            d = begin + tl.arange(0, BLOCK)
+            bits = _byte(source + d, d < size)
+            _store_byte(address + d, bits, d < size)
+            for k in tl.static_range(NUM_COPIES):
+                copy = tl.load(copies + k * tl.num_programs(0) + n)
+                if copy != 0:
+                    _store_byte(copy + d, bits, d < size)
+        _count(table, WRITTEN_BYTES, size)
 
 
 def _block(tables: np.ndarray) -> int:
@@ -621,8 +688,14 @@ def _weights(lookups: Lookups) -> tuple[torch.Tensor, bool]:
     return lookups.weights, True
 
 
-def forward(bands: np.ndarray, tables: np.ndarray, lookups: Lookups) -> torch.Tensor:
-    """As ``kernels.cpu.forward``."""
+def forward(
+    bands: np.ndarray, tables: np.ndarray, lookups: Lookups, staged: StagedRows | None = None
+) -> torch.Tensor:
+    """As ``kernels.cpu.forward``; rows that are ``staged`` are read there.
+
+    ``staged`` is of a batch with as many values. Each look-up compares the row, so it need not be
+    this batch.
+    """
     device, features = lookups.values.device, lookups.features
     out = torch.empty(lookups.out_size, device=device)
     wrong = torch.zeros(1, dtype=torch.int32, device=device)
@@ -636,13 +709,22 @@ def forward(bands: np.ndarray, tables: np.ndarray, lookups: Lookups) -> torch.Te
             weights,
             out,
             wrong,
+            *_staged_lookups(staged, lookups.values),
             HAS_WEIGHTS=has_weights,
+            HAS_STAGED=staged is not None,
             BLOCK=_block(tables),
             **OPTIONS,
         )
     if wrong.item():
         raise IndexError(*layout.first_outside(lookups, tables[:, layout.TABLE_ROWS].tolist()))
     return out
+
+
+def _staged_lookups(staged: StagedRows | None, values: torch.Tensor) -> list[torch.Tensor]:
+    """What the look-up wants of them; a kernel wants tensors in any case."""
+    if staged is None:
+        return [values, values, values]
+    return [staged.firsts, staged.lookup_keys, staged.lookup_addresses]
 
 
 def backward(
@@ -654,8 +736,9 @@ def backward(
     optimizer: str,
     step: Step,
     table_keys: np.ndarray,
+    staged: Sequence[StagedRows] = (),
 ) -> None:
-    """As ``kernels.cpu.backward``."""
+    """As ``kernels.cpu.backward``; all copies of a row in ``staged`` become what the row does."""
     device = gradients.device
     keys, starts, scales = _sorted_lookups(lookups)
     if not len(keys):
@@ -671,14 +754,17 @@ def backward(
     # Keys of rows are sums of table key and row, mixed; int64 sums wrap as they must.
     noise_keys = row_keys(0, row + seeds[table]) & 0xFFFFFFFF
     rate, decay, moment_correction, square_correction = step.numbers().tolist()
+    bands_tables, copies_SN = _on(device, bands, tables), _copies(staged, row_of)
+    updated_N = copies_SN.amax(dim=0) if staged else row_of
     update_kernel[(len(row_of),)](
-        *_on(device, bands, tables),
+        *bands_tables,
         keys,
         firsts,
         noise_keys,
         starts,
         scales,
         gradients,
+        updated_N,
         torch.from_numpy(LOG_LEVELS).to(device),
         rate,
         decay,
@@ -686,9 +772,30 @@ def backward(
         square_correction,
         OPTIMIZER=OPTIMIZERS.index(optimizer),
         KEEPS_IDLE=keeps_idle_rows(optimizer, step),
+        HAS_STAGED=bool(staged),
         BLOCK=_block(tables),
         **OPTIONS,
     )
+    if staged:
+        write_back_kernel[(len(row_of),)](
+            *bands_tables,
+            row_of,
+            updated_N,
+            copies_SN,
+            NUM_COPIES=len(staged),
+            BLOCK=BYTES_PER_BLOCK,
+            **OPTIONS,
+        )
+
+
+def _copies(staged: Sequence[StagedRows], keys_N: torch.Tensor) -> torch.Tensor:
+    """Addresses of copies of rows, int64 (S, N), 0 where there is none."""
+    copies_SN = keys_N.new_zeros(len(staged), len(keys_N))
+    for copies_N, rows in zip(copies_SN, staged, strict=True):
+        places = torch.searchsorted(rows.keys, keys_N).clamp(max=len(rows.keys) - 1)
+        found = rows.keys[places] == keys_N
+        copies_N.copy_(torch.where(found, rows.addresses[places], 0))
+    return copies_SN
 
 
 def _global_rows(tables: np.ndarray, table_N: torch.Tensor, local_N: torch.Tensor) -> torch.Tensor:
