@@ -54,7 +54,7 @@ BANDS = {
 def milliseconds(
     tables: Tables, batches: list[KeyedJaggedTensor], gradient: torch.Tensor, *, ahead: bool
 ) -> float:
-    """Of one step, mean over the batches; ``ahead``: each is fetched before the one before it."""
+    """Of one step, mean over the batches; ``ahead``: each is fetched while another is used."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     if ahead:

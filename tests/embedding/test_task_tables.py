@@ -198,6 +198,7 @@ def test_added_look_ups_are_rows_of_the_tasks_table_for_every_batch(
     rows = [[min(row, shared.num_rows - 1) for row in bag] for bag in bags]
     sparse = add_task_lookups(jagged({"b": rows, "a": rows[::-1]}), tables)
     assert sparse.keys() == ["b", "a", *task_lookups(features, tables)]
+    assert add_task_lookups(sparse, tables) is sparse
     limit = min(own, wanted)
     for name, expected in (("a@t", rows[::-1]), ("b@t", rows)):
         found = [bag.tolist() for bag in sparse[name].to_dense()]
